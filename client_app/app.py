@@ -1,0 +1,90 @@
+"""The ClientApp: says who it is, and trains on its own data."""
+
+import copy
+import logging
+from functools import lru_cache
+
+import numpy as np
+import torch
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from torch import nn
+
+from client_app.data import ClientData, ClientError, my_data
+from common.config import RunConfig, Scalar
+from common.models import build_model
+from common.params import ParamSpec
+from common.seeding import Stream, client_key, rng_for
+from common.training import add_parameter_noise, local_sgd
+from common.wire import ClientUpdate, decode_params, encode_info, encode_update
+
+log = logging.getLogger("greedyfed.client")
+CLIENT_RAISED = 2  # Flower's error code for an exception inside a ClientApp
+
+
+def always_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Answer with an error reply when the handler raises or returns something else.
+
+    Flower words an exception differently in each runtime, and a handler that returns no reply
+    blocks its SuperNode for ever.
+    """
+    try:
+        reply = call_next(message, context)
+        if reply.metadata.reply_to_message_id == message.metadata.message_id:
+            return reply
+        raise ClientError("the handler returned a message that is not a reply")
+    except Exception as error:  # every fault must reach the server as an answer
+        log.debug("client failed", exc_info=True)
+        return Message(Error(CLIENT_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+app = ClientApp(mods=[always_reply])
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Who am I: client id, number of examples, and in a simulation the ground truth."""
+    _, me = _setup(context)
+    return Message(encode_info(me.info), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Local SGD from the global model, then this client's noise."""
+    torch.set_num_threads(1)  # small models are slower on more, and their sums would differ
+    config, me = _setup(context)
+    model, spec = _model(config, me.input_shape, me.num_classes)
+    model = copy.deepcopy(model).to(config.device)  # integer buffers start anew each time
+    params, server_round = decode_params(message.content, spec.size)
+    spec.load(model, params)
+    client = client_key(me.info.client_id)
+    rng = rng_for(config.seed, Stream.LOCAL_SGD, server_round, client)
+    loss = local_sgd(model, me.data.to(config.device), config.training, me.local_epochs, rng)
+    noise_rng = (
+        np.random.default_rng()
+        if me.secret_noise
+        else rng_for(config.seed, Stream.NOISE, server_round, client)
+    )
+    noisy = add_parameter_noise(spec.flatten(model), me.noise_sigma, noise_rng)
+    update = ClientUpdate(me.info.client_id, noisy, len(me.data), loss, me.local_epochs)
+    return Message(encode_update(update), reply_to=message)
+
+
+def _setup(context: Context) -> tuple[RunConfig, ClientData]:
+    count = context.node_config.get("num-partitions", 0)
+    config = _config(tuple(sorted((context.run_config | {"num-clients": count}).items())))
+    return config, my_data(context.node_config, config)
+
+
+@lru_cache(maxsize=4)
+def _config(flat: tuple[tuple[str, Scalar], ...]) -> RunConfig:
+    return RunConfig.from_flat(dict(flat))
+
+
+@lru_cache(maxsize=2)
+def _model(
+    config: RunConfig, input_shape: tuple[int, ...], num_classes: int
+) -> tuple[nn.Module, ParamSpec]:
+    model = build_model(config.training.model, input_shape, num_classes, config.seed)
+    return model, ParamSpec.of(model)

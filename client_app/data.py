@@ -1,0 +1,97 @@
+"""A client's own data, and what its operator or the simulation says of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config import RunConfig, Scalar
+from common.datasets import Dataset, load_splits
+from common.heterogeneity import local_epochs, noise_levels
+from common.partition import partition
+from common.seeding import Stream, rng_for
+from common.wire import ClientInfo
+
+
+class ClientError(ValueError):
+    """This client's node_config is not usable."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Who this client is, its examples, and the input shape and classes of the whole task."""
+
+    info: ClientInfo
+    data: Dataset
+    input_shape: tuple[int, ...]
+    num_classes: int
+    local_epochs: int
+    noise_sigma: float
+    #: The noise protects the client, so the server must not be able to draw it again.
+    secret_noise: bool = False
+
+
+def my_data(node_config: Mapping[str, Scalar], config: RunConfig) -> ClientData:
+    """The data of the partition that node_config names.
+
+    The node's own `local-epochs` and `noise-sigma` win over the simulated ones; what a node sets
+    for itself is not reported to the server.
+
+    Raises:
+        ClientError: naming the key of node_config, its value, the rule and the remedy.
+    """
+    index, count = node_config.get("partition-id"), node_config.get("num-partitions")
+    if not (isinstance(index, int) and isinstance(count, int) and 0 <= index < count):
+        raise ClientError(
+            f"partition-id = {index!r}, num-partitions = {count!r}: a client of a public data set "
+            "needs 0 <= partition-id < num-partitions; give both by --node-config"
+        )
+    me = _simulated_client(config, index)
+    if "local-epochs" in node_config:
+        epochs = node_config["local-epochs"]
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise ClientError(f"local-epochs = {epochs!r}: must be 1 or more; mend --node-config")
+        me = replace(me, local_epochs=epochs, info=replace(me.info, local_epochs=None))
+    if "noise-sigma" in node_config:
+        sigma = node_config["noise-sigma"]
+        if isinstance(sigma, bool | str) or not 0 <= sigma < float("inf"):
+            raise ClientError(f"noise-sigma = {sigma!r}: must be 0 or more; mend --node-config")
+        info = replace(me.info, noise_sigma=None)
+        me = replace(me, noise_sigma=float(sigma), secret_noise=True, info=info)
+    return me
+
+
+@lru_cache(maxsize=4096)
+def _simulated_client(config: RunConfig, index: int) -> ClientData:
+    """Client `index` of N = config.data.num_clients; cached, since every round asks again."""
+    n, simulated = config.data.num_clients, config.heterogeneity
+    splits = load_splits(config.data, config.seed)
+    data = splits.train.take(_parts(config)[index])
+    epochs = local_epochs(
+        config.seed, n, config.training.local_epochs, simulated.straggler_fraction
+    )[index]
+    sigma = noise_levels(config.seed, n, simulated.noise_sigma)[index]
+    histogram = np.bincount(data.y.numpy(), minlength=splits.num_classes)
+    info = ClientInfo(
+        f"partition-{index}", len(data), tuple(histogram.tolist()), int(epochs), float(sigma)
+    )
+    return ClientData(
+        info, data, splits.input_shape, splits.num_classes, int(epochs), float(sigma)
+    )
+
+
+@lru_cache(maxsize=2)
+def _parts(config: RunConfig) -> list[NDArray[np.int64]]:
+    splits = load_splits(config.data, config.seed)
+    if splits.owner is not None:
+        return [np.flatnonzero(splits.owner == k) for k in range(config.data.num_clients)]
+    return partition(
+        splits.train.y.numpy(),
+        config.data.num_clients,
+        scheme=config.data.partition,
+        alpha=config.data.dirichlet_alpha,
+        min_examples=config.data.min_examples_per_client,
+        rng=rng_for(config.seed, Stream.PARTITION),
+    )

@@ -1,0 +1,225 @@
+"""The run's configuration: flat kebab-case keys, validated before any work starts.
+
+The same keys come from the Flower app's run-config, from `-c key=value` and from TOML files.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.partition import Scheme
+
+Scalar = bool | int | float | str
+
+
+class ConfigError(ValueError):
+    """One line for each wrong key: the key, its value, the rule and the remedy."""
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=_kebab,
+        populate_by_name=True,
+        allow_inf_nan=False,
+    )
+
+
+class DataConfig(_Part):
+    """Which data, and how it is split over simulated clients."""
+
+    dataset: Literal["digits", "mnist", "fmnist", "cifar10", "synthetic"] = Field(
+        "digits", description="data set; `digits` ships with scikit-learn"
+    )
+    data_dir: str = Field("", description="where the data set's files lie (mnist, fmnist, cifar10)")
+    download: bool = Field(False, description="allow a download into data-dir")
+    num_clients: int = Field(
+        0, ge=0, le=100_000, description="clients N; 0: in Flower as many as nodes, in process 20"
+    )
+    partition: Scheme = Field(
+        "dirichlet", description="label split: `dirichlet`, `dirichlet-float32` or `iid`"
+    )
+    dirichlet_alpha: float = Field(0.5, gt=0, description="Dirichlet concentration α of the labels")
+    min_examples_per_client: int = Field(
+        30, ge=0, description="every client gets more examples than this"
+    )
+    validation_size: int = Field(
+        0, ge=0, description="server's validation examples; 0: half of the held-out ones"
+    )
+    synthetic_alpha: float = Field(1.0, ge=0, description="`synthetic`: spread of client models")
+    synthetic_beta: float = Field(1.0, ge=0, description="`synthetic`: spread of client inputs")
+
+
+class TrainingConfig(_Part):
+    """The model and the clients' local SGD."""
+
+    model: str = Field(
+        "auto", min_length=1, description="`auto`, `mlp`, `cnn`, `logistic` or `package.module:factory`"
+    )
+    local_epochs: int = Field(5, ge=1, description="local epochs E")
+    batches_per_epoch: int = Field(5, ge=1, description="mini-batches B per local epoch")
+    learning_rate: float = Field(0.01, gt=0, description="learning rate η of local SGD")
+    momentum: float = Field(0.5, ge=0, lt=1, description="momentum γ of local SGD")
+    proximal_mu: float = Field(0.0, ge=0, description="FedProx μ; 0: no proximal term")
+
+
+class HeterogeneityConfig(_Part):
+    """Simulated stragglers and parameter noise."""
+
+    straggler_fraction: float = Field(0.0, ge=0, le=1, description="share x of stragglers")
+    noise_sigma: float = Field(0.0, ge=0, description="largest noise level σ of the clients")
+
+
+class SelectionConfig(_Part):
+    """Which clients take part in a round, and what their values become."""
+
+    algorithm: Literal["greedyfed", "fedavg"] = Field(
+        "greedyfed", description="client selection: `greedyfed` or `fedavg` (uniform)"
+    )
+    clients_per_round: int = Field(3, ge=1, description="cohort size M")
+    cumulative: Literal["mean", "exponential"] = Field(
+        "mean", description="cumulative value: running `mean` or `exponential` average"
+    )
+    cumulative_alpha: float = Field(
+        0.5, ge=0, le=1, description="weight α of the past in the exponential average"
+    )
+
+
+class ValuationConfig(_Part):
+    """How the updates of a round are valued."""
+
+    valuation: Literal["auto", "gtg", "exact", "tmc", "none"] = Field(
+        "auto", description="`gtg`, `exact`, `tmc`, `none`; `auto`: the algorithm's own"
+    )
+    valuation_epsilon: float = Field(1e-4, ge=0, description="truncation threshold ε, in nats")
+    valuation_stop: Literal["sound", "released"] = Field(
+        "sound", description="when sampling ends: `sound` or as in the paper's `released` code"
+    )
+    valuation_permutations_per_client: int = Field(
+        50, ge=1, description="at most this many permutations per client of the cohort"
+    )
+
+
+class RunConfig(_Part):
+    """One run. Two runs with equal `run_id` compute the same numbers."""
+
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
+    num_rounds: int = Field(40, ge=1, description="communication rounds T")
+    output_dir: str = Field("runs", min_length=1, description="run directories are made in here")
+    resume: bool = Field(False, description="continue the run of this configuration")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="`cpu` or `cuda`")
+    round_deadline: float = Field(600.0, gt=0, description="seconds to wait for a round's clients")
+    max_examples: int = Field(
+        0, ge=0, description="refuse updates that claim more examples; 0: no limit"
+    )
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    heterogeneity: HeterogeneityConfig = HeterogeneityConfig()
+    selection: SelectionConfig = SelectionConfig()
+    valuation: ValuationConfig = ValuationConfig()
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Any]) -> Self:
+        """Build from flat kebab-case keys; absent keys take their defaults.
+
+        Raises:
+            ConfigError: one line per unknown key, wrong value or impossible combination.
+        """
+        problems, nested = [], dict[str, Any]()
+        for key, value in flat.items():
+            if key not in KEYS:
+                near = difflib.get_close_matches(key.replace("_", "-"), KEYS, n=1, cutoff=0.5)
+                remedy = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(KEYS)}"
+                problems.append(f"{key} = {value!r}: unknown key; {remedy}")
+            elif part := KEYS[key][0]:
+                nested.setdefault(part, {})[key] = value
+            else:
+                nested[key] = value
+        config = None
+        try:
+            config = cls.model_validate(nested)
+        except ValidationError as error:
+            for e in error.errors():
+                key = str(e["loc"][-1])
+                rule = e["msg"][0].lower() + e["msg"][1:]
+                default = KEYS[key][1].default
+                problems.append(f"{key} = {e['input']!r}: {rule}; for example {key} = {default!r}")
+        if config is not None:
+            problems += config._impossible()
+        if problems:
+            raise ConfigError("\n".join(problems))
+        assert config is not None
+        return config
+
+    def to_flat(self) -> dict[str, Scalar]:
+        """All keys with their values, in the order of `KEYS`."""
+        dump = self.model_dump(by_alias=True)
+        return {key: (dump[part] if part else dump)[key] for key, (part, _) in KEYS.items()}
+
+    def with_values(self, **flat: Scalar) -> Self:
+        """A validated copy; keys are written with underscores."""
+        return self.from_flat(self.to_flat() | {_kebab(k): v for k, v in flat.items()})
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run directory: a hash of every key that can change a number."""
+        same = {k: v for k, v in self.to_flat().items() if k not in _PLACES}
+        digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+        return f"{self.selection.algorithm}-{self.data.dataset}-{digest[:10]}"
+
+    def _impossible(self) -> list[str]:
+        """Combinations of keys that no run can satisfy, a line each."""
+        n, m, found = self.data.num_clients, self.selection.clients_per_round, []
+        if n == 1:
+            found.append("num-clients = 1: a federation has at least 2 clients; raise num-clients")
+        if n and m > n:
+            found.append(
+                f"clients-per-round = {m}: must be at most num-clients = {n}; "
+                "lower clients-per-round or raise num-clients"
+            )
+        if self.selection.algorithm == "greedyfed" and self.valuation.valuation == "none":
+            found.append(
+                "valuation = 'none': algorithm = 'greedyfed' selects by value; "
+                "set valuation = 'gtg' or algorithm = 'fedavg'"
+            )
+        if self.valuation.valuation == "exact" and m > MAX_EXACT_COHORT:
+            found.append(
+                f"valuation = 'exact': needs 2^M evaluations a round, so clients-per-round = {m} "
+                f"must be at most {MAX_EXACT_COHORT}; set valuation = 'gtg'"
+            )
+        if self.data.dataset in ("mnist", "fmnist", "cifar10") and not self.data.data_dir:
+            found.append(
+                f"data-dir = '': dataset = {self.data.dataset!r} is read from files; set data-dir "
+                "to their folder (with download = true they are fetched into it)"
+            )
+        return found
+
+
+MAX_EXACT_COHORT = 14
+# Where a run is kept and how it is computed: no influence on what it computes.
+_PLACES = ("output-dir", "resume", "device", "data-dir", "download", "round-deadline")
+
+
+def _keys() -> dict[str, tuple[str, Any]]:
+    keys: dict[str, tuple[str, Any]] = {}
+    for name, field in RunConfig.model_fields.items():
+        part = field.annotation
+        if isinstance(part, type) and issubclass(part, _Part):
+            keys |= {_kebab(n): (name, f) for n, f in part.model_fields.items()}
+        else:
+            keys[_kebab(name)] = ("", field)
+    return keys
+
+
+#: key -> (part of RunConfig or "", pydantic field)
+KEYS = _keys()

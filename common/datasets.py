@@ -1,0 +1,145 @@
+"""Public data sets as tensors: training examples, and the server's validation and test splits."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.config import DataConfig
+from common.seeding import Stream, rng_for
+
+
+class DataError(ValueError):
+    """A data set cannot be read, or does not fit the configuration."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples x (n, *input_shape), float32 or uint8 pixels, and their classes y (n,) int64."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: NDArray[np.int64]) -> "Dataset":
+        """A float32 copy of some examples; pixels become [0, 1] with no other normalisation."""
+        x = self.x[torch.from_numpy(indices)]
+        return Dataset(x.float().div_(255) if x.dtype == torch.uint8 else x, self.y[indices])
+
+    def to(self, device: str) -> "Dataset":
+        return Dataset(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set: `train` is split over the clients, `val` and `test` are the server's.
+
+    `owner` (n,) names the client of each training example where the data set itself says so.
+    """
+
+    train: Dataset
+    val: Dataset
+    test: Dataset
+    num_classes: int
+    owner: NDArray[np.int64] | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.x.shape[1:])
+
+
+@lru_cache(maxsize=2)
+def load_splits(config: DataConfig, seed: int) -> Splits:
+    """Load a data set; the held-out examples are split at random into validation and test.
+
+    `config.num_clients` matters to `synthetic` only. Cached, as every round asks again.
+
+    Raises:
+        DataError: naming the path or key at fault.
+    """
+    owner = None
+    if config.dataset == "digits":
+        train, held_out = _digits()
+    elif config.dataset == "cifar10":
+        from common.images import load_cifar10
+
+        parts = load_cifar10(config.data_dir, config.download)
+        train, held_out = (Dataset(*part) for part in parts)
+    elif config.dataset == "synthetic":
+        train, owner, held_out = _synthetic(config, seed)
+    else:
+        train, held_out = (_mnist(config, train) for train in (True, False))
+    order = rng_for(seed, Stream.SPLIT).permutation(len(held_out))
+    cut = config.validation_size or len(held_out) // 2
+    if cut >= len(held_out):
+        raise DataError(
+            f"validation-size = {cut}: {config.dataset} holds out {len(held_out)} examples, of which "
+            f"some must remain for the test; set validation-size below {len(held_out)}"
+        )
+    num_classes = int(max(train.y.max(), held_out.y.max())) + 1
+    return Splits(train, held_out.take(order[:cut]), held_out.take(order[cut:]), num_classes, owner)
+
+
+def _digits() -> tuple[Dataset, Dataset]:
+    """scikit-learn's 1,797 handwritten digits of 8 × 8 pixels; every third one is held out."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    images = torch.from_numpy(x.astype(np.float32) / 16).view(-1, 1, 8, 8)
+    held_out = torch.arange(len(y)) % 3 == 2
+    classes = torch.from_numpy(y.astype(np.int64))
+    return Dataset(images[~held_out], classes[~held_out]), Dataset(images[held_out], classes[held_out])
+
+
+def _mnist(config: DataConfig, train: bool) -> Dataset:
+    from torchvision import datasets
+
+    kind = {"mnist": datasets.MNIST, "fmnist": datasets.FashionMNIST}[config.dataset]
+    if not Path(config.data_dir).is_dir() and not config.download:
+        raise DataError(
+            f"data-dir = {config.data_dir!r}: no such folder (seen from {Path.cwd()}); "
+            "give an existing one, or set download = true"
+        )
+    try:
+        raw = kind(config.data_dir, train=train, download=config.download)
+    except (RuntimeError, OSError) as error:
+        raise DataError(
+            f"data-dir = {config.data_dir!r}: {config.dataset} is not there in torchvision's layout "
+            f"({kind.__name__}/raw/…): {error}; set download = true or give its folder"
+        ) from error
+    return Dataset(raw.data.unsqueeze(1), raw.targets)
+
+
+def _synthetic(config: DataConfig, seed: int) -> tuple[Dataset, NDArray[np.int64], Dataset]:
+    """Synthetic(α, β) of Li et al. (2020), "Federated Optimization in Heterogeneous Networks".
+
+    Client k labels x ∈ R^60 by argmax(W_k x + b_k). W_k, b_k ~ N(u_k, 1) with u_k ~ N(0, α);
+    x ~ N(v_k, Σ), Σ_jj = j^-1.2, v_k ~ N(B_k, 1), B_k ~ N(0, β). Sizes are 50 + ⌊lognormal(4, 2)⌋,
+    cut at 10,000. α and β are the variances. A fifth of each client's examples is held out for the
+    server.
+    """
+    if config.num_clients < 2:
+        raise DataError("num-clients = 0: `synthetic` is made per client; set num-clients")
+    scale = np.arange(1, 61) ** -0.6
+    xs, ys, owners, held = [], [], [], []
+    for client in range(config.num_clients):
+        rng = rng_for(seed, Stream.SYNTHETIC, client)
+        u = rng.normal(0, np.sqrt(config.synthetic_alpha))
+        v = rng.normal(rng.normal(0, np.sqrt(config.synthetic_beta)), 1, size=60)
+        w, b = rng.normal(u, 1, size=(60, 10)), rng.normal(u, 1, size=10)
+        n = 50 + int(min(rng.lognormal(4, 2), 9_950))
+        x = rng.normal(v, scale, size=(n, 60))
+        xs.append(x.astype(np.float32))
+        ys.append((x @ w + b).argmax(axis=1))
+        owners.append(np.full(n, client))
+        held.append(np.arange(n) < n // 5)
+    data = Dataset(torch.from_numpy(np.concatenate(xs)), torch.from_numpy(np.concatenate(ys)))
+    owner, held_out = np.concatenate(owners), np.concatenate(held)
+    train, rest = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    return data.take(train), owner[train], data.take(rest)

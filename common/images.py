@@ -1,0 +1,119 @@
+"""CIFAR-10 from torchvision's layout, or from a folder or zip of class folders of images.
+
+Class folders are `<anything>/train/<class>/<image>` and `<anything>/test/<class>/<image>`; they are
+decoded once into a cache in the user's cache folder.
+"""
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.datasets import DataError
+
+_SUFFIXES = {".jpg", ".jpeg", ".png"}
+Part = tuple[Tensor, Tensor]
+
+
+def load_cifar10(data_dir: str, download: bool) -> tuple[Part, Part]:
+    """Training and held-out images (n, 3, 32, 32) uint8 with classes (n,) int64.
+
+    Looks in `data_dir` for torchvision's `cifar-10-batches-py`, then for `cifar10.zip`, then for
+    class folders; `data_dir` may also be the zip file itself.
+
+    Raises:
+        DataError: when none of these is there or an image cannot be read.
+    """
+    root = Path(data_dir)
+    if download or (root / "cifar-10-batches-py").is_dir():
+        return _torchvision(root, True, download), _torchvision(root, False, download)
+    for candidate in (root, root / "cifar10.zip", root / "cifar10"):
+        if candidate.is_file() or (candidate / "train").is_dir():
+            return _cached(candidate.resolve())
+    raise DataError(
+        f"data-dir = {data_dir!r}: holds neither cifar-10-batches-py, nor cifar10.zip, nor class "
+        "folders train/<class>/ and test/<class>/; give the right folder, or set download = true"
+    )
+
+
+def _torchvision(root: Path, train: bool, download: bool) -> Part:
+    from torchvision import datasets
+
+    try:
+        raw = datasets.CIFAR10(root, train=train, download=download)
+    except (RuntimeError, OSError) as error:
+        raise DataError(f"data-dir = '{root}': cifar10 cannot be read: {error}") from error
+    return torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(raw.targets)
+
+
+def _cached(source: Path) -> tuple[Part, Part]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save_file
+
+    stat = source.stat()
+    key = hashlib.sha256(f"{source}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "greedyfed"
+    cache = home / f"images-{key}.safetensors"
+    try:
+        data = load_file(cache)
+    except (OSError, SafetensorError):
+        data = _decode_all(source)
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            partial = cache.with_suffix(f".{os.getpid()}")
+            save_file(data, partial)
+            partial.replace(cache)
+        except OSError:
+            pass  # a read-only or full disk costs the next run a decoding, nothing else
+    return (data["train_x"], data["train_y"]), (data["test_x"], data["test_y"])
+
+
+def _decode_all(source: Path) -> dict[str, Tensor]:
+    read: Callable[[str], bytes]
+    try:
+        if source.is_file():
+            archive = zipfile.ZipFile(source)
+            names, read = archive.namelist(), archive.read
+        else:
+            names = [p.relative_to(source).as_posix() for p in source.rglob("*")]
+            read = lambda name: (source / name).read_bytes()  # noqa: E731
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"data-dir = '{source}': cannot be opened: {error}") from error
+    images: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        if path.suffix.lower() in _SUFFIXES and len(path.parts) >= 3 and path.parts[-3] in images:
+            images[path.parts[-3]].append((path.parts[-2], name))
+    classes = sorted({label for label, _ in images["train"]})
+    if not classes or not images["test"]:
+        raise DataError(
+            f"data-dir = '{source}': no images in train/<class>/ and test/<class>/ "
+            f"({', '.join(sorted(_SUFFIXES))}); give the folder or zip that holds both"
+        )
+    if unknown := {label for label, _ in images["test"]} - set(classes):
+        raise DataError(
+            f"data-dir = '{source}': test class {sorted(unknown)[0]!r} has no training images"
+        )
+    data = {}
+    for part, members in images.items():
+        pixels = [_decode(read(name), name, source) for _, name in members]
+        if len({p.shape for p in pixels}) > 1:
+            raise DataError(f"data-dir = '{source}': images differ in size; resize them to one")
+        data[f"{part}_x"] = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+        data[f"{part}_y"] = torch.tensor([classes.index(label) for label, _ in members])
+    return data
+
+
+def _decode(content: bytes, name: str, source: Path) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    from PIL import Image
+
+    try:
+        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise DataError(f"data-dir = '{source}': {name} is not a readable image: {error}") from error

@@ -1,0 +1,90 @@
+"""The paper's models, and the user's own by `package.module:factory`."""
+
+import importlib
+
+import torch
+from torch import nn
+
+from common.seeding import Stream, rng_for
+
+
+class ModelError(ValueError):
+    """A model cannot be built."""
+
+
+def _mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Hidden layers of 50 and 25 units (paper, MNIST: 784-50-25-10)."""
+    size = int(torch.Size(input_shape).numel())
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(size, 50),
+        nn.ReLU(),
+        nn.Linear(50, 25),
+        nn.ReLU(),
+        nn.Linear(25, num_classes),
+    )
+
+
+def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Two convolutions of 8 channels, kernel 4 (paper, CIFAR-10: linear 392→10)."""
+    if len(input_shape) != 3:
+        raise ModelError(
+            f"model = 'cnn': needs images (channels, height, width), the data has shape {input_shape}; "
+            "set model = 'mlp'"
+        )
+    features = nn.Sequential(
+        nn.Conv2d(input_shape[0], 8, kernel_size=4, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, kernel_size=4, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    try:
+        size = features(torch.zeros(1, *input_shape)).shape[1]
+    except RuntimeError as error:
+        raise ModelError(
+            f"model = 'cnn': images of {input_shape} are too small for it; set model = 'mlp'"
+        ) from error
+    return nn.Sequential(*features, nn.Linear(size, num_classes))
+
+
+def _logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Multinomial logistic regression (Li et al. 2020, for Synthetic(α, β))."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(torch.Size(input_shape).numel()), num_classes))
+
+
+_BUILT_IN = {"mlp": _mlp, "cnn": _cnn, "logistic": _logistic}
+
+
+def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+    """A new model with seeded initial parameters; the global generator is left as it was.
+
+    `auto` is `cnn` for colour images, `logistic` for vectors and `mlp` else. Any other name is
+    `package.module:factory`; the factory is called as factory(input_shape, num_classes).
+
+    Raises:
+        ModelError: naming the model and what is wrong with it.
+    """
+    if name == "auto":
+        name = {1: "logistic", 3: "cnn" if input_shape[0] == 3 else "mlp"}.get(len(input_shape), "mlp")
+    factory = _BUILT_IN.get(name) or _import_factory(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng_for(seed, Stream.MODEL).integers(2**63)))
+        model = factory(input_shape, num_classes)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _import_factory(name: str):  # type: ignore[no-untyped-def]
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ModelError(
+            f"model = {name!r}: unknown; use auto, {', '.join(_BUILT_IN)}, or package.module:factory"
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(f"model = {name!r}: cannot be imported: {error}") from error

@@ -1,0 +1,59 @@
+"""What a client does with its data: local SGD, and noise on what it sends."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from common.config import TrainingConfig
+from common.datasets import Dataset
+from common.params import Vector
+
+
+def local_sgd(
+    model: nn.Module,
+    data: Dataset,
+    config: TrainingConfig,
+    epochs: int,
+    rng: np.random.Generator,
+) -> float:
+    """Train `model` in place (paper, ClientUpdate in Alg. 1); return the last epoch's mean loss.
+
+    Each epoch shuffles the n examples and takes B batches of ⌊n/B⌋ of them; if n < B, each batch is
+    all of them. Momentum starts from zero. With μ > 0 the objective has FedProx's proximal term
+    μ/2 ‖w − w_t‖² (Li et al. 2020, eq. 2), whose gradient is μ (w − w_t).
+    """
+    model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    anchor = [p.detach().clone() for p in parameters] if config.proximal_mu else []
+    # The plain loop over a few small tensors beats torch's fused and foreach kernels here.
+    optimizer = torch.optim.SGD(
+        parameters, lr=config.learning_rate, momentum=config.momentum, foreach=False
+    )
+    n, batches = len(data), config.batches_per_epoch
+    size = n // batches or n
+    loss_sum = torch.zeros((), device=data.x.device)
+    with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's generator
+        torch.manual_seed(int(rng.integers(2**63)))
+        for _ in range(epochs):
+            order = torch.from_numpy(rng.permutation(n)).to(data.x.device)
+            loss_sum.zero_()
+            for b in range(batches):
+                rows = order[b * size : (b + 1) * size] if n >= batches else order
+                optimizer.zero_grad()
+                loss = cross_entropy(model(data.x[rows]), data.y[rows])
+                loss.backward()  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    for p, p0 in zip(parameters, anchor, strict=False):
+                        if p.grad is not None:
+                            p.grad.add_(p - p0, alpha=config.proximal_mu)
+                optimizer.step()
+                loss_sum += loss.detach()
+    return float(loss_sum) / batches
+
+
+def add_parameter_noise(vector: Vector, sigma: float, rng: np.random.Generator) -> Vector:
+    """The vector (D,) with N(0, σ²) added to every entry (paper, Privacy Heterogeneity)."""
+    if sigma == 0:
+        return vector
+    return vector + (sigma * rng.standard_normal(vector.shape)).astype(np.float32)

@@ -1,0 +1,185 @@
+"""What travels between server and clients, as Flower records; every reply is validated here.
+
+A client is not trusted: shapes and sizes are checked before anything is allocated, and nothing is
+unpickled.
+"""
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from common.params import Vector
+
+CLIENT, PARAMS, ROUND, RESULT = "client", "params", "round", "result"
+MAX_CLIENT_ID = 100
+
+
+class BadReplyError(ValueError):
+    """A reply that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """Who a client is. The last three are known of simulated clients only."""
+
+    client_id: str
+    num_examples: int
+    label_histogram: tuple[int, ...] | None = None
+    local_epochs: int | None = None
+    noise_sigma: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    """A client's trained parameters (D,) float32, with n_k and how the training went."""
+
+    client_id: str
+    params: Vector
+    num_examples: int
+    train_loss: float
+    epochs_done: int
+
+
+def encode_info(info: ClientInfo) -> RecordDict:
+    record: dict[str, str | int | float | list[int]] = {
+        "client-id": info.client_id,
+        "num-examples": info.num_examples,
+    }
+    if info.label_histogram is not None:
+        record["label-histogram"] = list(info.label_histogram)
+    if info.local_epochs is not None:
+        record["local-epochs"] = info.local_epochs
+    if info.noise_sigma is not None:
+        record["noise-sigma"] = info.noise_sigma
+    return RecordDict({CLIENT: ConfigRecord(record)})  # type: ignore[arg-type]
+
+
+def decode_info(content: RecordDict) -> ClientInfo:
+    """Raises BadReplyError."""
+    record = content.config_records.get(CLIENT)
+    if record is None:
+        raise BadReplyError("does not say who it is")
+    client_id, count = record.get("client-id"), record.get("num-examples")
+    if not (isinstance(client_id, str) and client_id.isprintable()):
+        raise BadReplyError(f"client-id {client_id!r:.50} is not a printable text")
+    if not 0 < len(client_id) <= MAX_CLIENT_ID:
+        raise BadReplyError(f"client-id has {len(client_id)} characters, not 1 to {MAX_CLIENT_ID}")
+    histogram, epochs = record.get("label-histogram"), record.get("local-epochs")
+    sigma = record.get("noise-sigma")
+    return ClientInfo(
+        client_id,
+        _positive(count, "num-examples"),
+        tuple(int(n) for n in histogram if isinstance(n, int)) if isinstance(histogram, list) else None,
+        epochs if isinstance(epochs, int) else None,
+        float(sigma) if isinstance(sigma, float | int) else None,
+    )
+
+
+def encode_params(params: Vector, server_round: int) -> RecordDict:
+    """The server's request to train: the global model (D,) and the round."""
+    return RecordDict(
+        {PARAMS: params_record(params), ROUND: ConfigRecord({"server-round": server_round})}
+    )
+
+
+def params_record(params: Vector) -> ArrayRecord:
+    """One flat array: far fewer objects to transfer than one per layer."""
+    return ArrayRecord({PARAMS: Array(params)})
+
+
+def decode_params(content: RecordDict, size: int) -> tuple[Vector, int]:
+    """The request's model (D,) and round; raises BadReplyError when it is not of this model."""
+    server_round = content.config_records[ROUND]["server-round"]
+    return _vector(content, size), _positive(server_round, "server-round")
+
+
+def encode_update(update: ClientUpdate) -> RecordDict:
+    result = MetricRecord(
+        {
+            "num-examples": update.num_examples,
+            "train-loss": update.train_loss,
+            "epochs-done": update.epochs_done,
+        }
+    )
+    return RecordDict({PARAMS: params_record(update.params), RESULT: result})
+
+
+def decode_update(
+    content: RecordDict, client_id: str, size: int, max_examples: int = 0
+) -> ClientUpdate:
+    """A client's update of a model with D = `size`.
+
+    Raises:
+        BadReplyError: missing records, wrong shape or dtype, NaN or Inf, a number of examples below
+            1 or above `max_examples` (0: no limit).
+    """
+    result = content.metric_records.get(RESULT)
+    if result is None:
+        raise BadReplyError(f"has no {RESULT!r} record")
+    count = _positive(result.get("num-examples"), "num-examples")
+    if max_examples and count > max_examples:
+        raise BadReplyError(f"claims {count} examples, more than max-examples = {max_examples}")
+    params = _vector(content, size)
+    if not np.isfinite(params).all():
+        raise BadReplyError(f"{int((~np.isfinite(params)).sum())} of {size} parameters are NaN or Inf")
+    loss, epochs = result.get("train-loss"), result.get("epochs-done")
+    return ClientUpdate(
+        client_id,
+        params,
+        count,
+        float(loss) if isinstance(loss, float | int) else float("nan"),
+        epochs if isinstance(epochs, int) else 0,
+    )
+
+
+def replies_by_request(
+    requests: Iterable[Message], replies: Iterable[Message]
+) -> dict[int, Message]:
+    """Node id -> its reply. An error reply names its request, not the node that failed."""
+    node_of = {m.metadata.message_id: m.metadata.dst_node_id for m in requests}
+    found = {}
+    for reply in replies:
+        node = node_of.get(reply.metadata.reply_to_message_id)
+        if node is not None:
+            found[node] = reply
+    return found
+
+
+def content_of(reply: Message | None) -> RecordDict:
+    """The content of a reply; raises BadReplyError when there is none, or it is an error."""
+    if reply is None:
+        raise BadReplyError("no answer before the deadline")
+    if reply.has_error():
+        reason = " ".join((reply.error.reason or "no reason given").split())
+        raise BadReplyError(f"{reason:.300} (error code {reply.error.code})")
+    return reply.content
+
+
+def _positive(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadReplyError(f"{name} is {value!r:.50}, not a whole number")
+    if value < 1:
+        raise BadReplyError(f"{name} is {value}, not 1 or more")
+    return value
+
+
+def _vector(content: RecordDict, size: int) -> Vector:
+    array = content.array_records.get(PARAMS, {}).get(PARAMS)
+    if array is None:
+        raise BadReplyError(f"has no {PARAMS!r} array")
+    # The .npy header inside the bytes decides what numpy would allocate, so it is read first.
+    stream = io.BytesIO(array.data)
+    try:
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("not version 1.0")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except ValueError as error:
+        raise BadReplyError(f"{PARAMS!r} is not a .npy array: {error!s:.100}") from error
+    if shape != (size,) or dtype != np.float32:
+        raise BadReplyError(f"parameters are {dtype} {shape}, the model has float32 ({size},)")
+    if len(array.data) - stream.tell() != 4 * size:
+        raise BadReplyError(f"parameters have {len(array.data) - stream.tell()} bytes, not {4 * size}")
+    return np.frombuffer(array.data, np.float32, offset=stream.tell()).copy()
