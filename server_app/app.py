@@ -1,0 +1,135 @@
+"""The ServerApp: configuration -> parts -> rounds -> result files."""
+
+import json
+import logging
+import sys
+import time
+from dataclasses import asdict
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import save
+
+from common.config import ConfigError, RunConfig
+from common.datasets import load_splits
+from common.models import build_model
+from server_app.algorithms import build_strategy
+from server_app.run_directory import MODEL, SUMMARY, RunDirectory, read_history
+from server_app.state import ClientStats, RoundRecord, ServerState
+from server_app.strategy import SelectiveFedAvg
+from server_app.utility import ServerModel
+
+log = logging.getLogger("greedyfed")
+#: Seconds to wait for the clients to connect before the first round.
+CONNECT_SECONDS = 60.0
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train as the run-config says; results lie in `<output-dir>/<run_id>/`.
+
+    Raises:
+        ConfigError, DataError, ModelError, RunDirectoryError: before the first round.
+        RoundError: when a round taught nothing; the run directory holds the rounds before.
+    """
+    _log_to_stdout()
+    torch.set_num_threads(1)  # small models are slower on more, and their sums would differ
+    config = _with_clients(RunConfig.from_flat(context.run_config), grid)
+    splits = load_splits(config.data, config.seed)
+    network = build_model(
+        config.training.model, splits.input_shape, splits.num_classes, config.seed
+    )
+    model = ServerModel(network, splits.val, splits.test, config.device)
+    directory = RunDirectory(config)
+    try:
+        _train(grid, config, model, directory)
+    finally:
+        directory.close()
+
+
+def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDirectory) -> None:
+    state = directory.load() or ServerState(0, model.spec.flatten(model.model), ClientStats())
+    log.info("run directory %s", directory.path, extra={"run_directory": str(directory.path)})
+    if directory.is_complete:
+        log.info("this run is complete: nothing to do")
+        return
+    if state.round:
+        log.info("resuming after round %d", state.round)
+
+    def on_round(record: RoundRecord, state: ServerState) -> None:
+        directory.record(record, state)
+        log.info(_line(record, config.num_rounds), extra={"round_record": record})
+
+    strategy = build_strategy(config, model=model, state=state, on_round=on_round)
+    try:
+        strategy.run(grid, config.num_rounds)
+    finally:
+        directory.save(strategy.state)  # also when a round failed: what was learned is kept
+    model.spec.load(model.model, strategy.state.params)
+    directory.write(MODEL, save({k: v.cpu() for k, v in model.model.state_dict().items()}))
+    summary = json.dumps(_summary(directory, strategy), indent=2) + "\n"
+    directory.write(SUMMARY, summary.encode())
+
+
+def _with_clients(config: RunConfig, grid: Grid) -> RunConfig:
+    """The configuration with N, the number of nodes, once they are connected.
+
+    Raises:
+        ConfigError: too few nodes, or others than num-clients says.
+    """
+    wanted, deadline = config.data.num_clients, time.monotonic() + CONNECT_SECONDS
+    needed = max(wanted, config.selection.clients_per_round)
+    while (n := len(list(grid.get_node_ids()))) < needed and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if n < needed:
+        key = f"num-clients = {wanted}" if wanted else f"clients-per-round = {needed}"
+        raise ConfigError(
+            f"{key}: only {n} clients are connected after {CONNECT_SECONDS:g} s; "
+            "start more clients (simulation: num-supernodes) or lower it"
+        )
+    if wanted and n > wanted:
+        raise ConfigError(
+            f"num-clients = {wanted}: {n} clients are connected; set it to {n}, or to 0 to take "
+            "as many as there are"
+        )
+    return config.with_values(num_clients=n)
+
+
+def _line(record: RoundRecord, num_rounds: int) -> str:
+    cohort = " ".join(record.cohort)
+    failed = f"  failed: {' '.join(record.failures)}" if record.failures else ""
+    return (
+        f"round {record.round}/{num_rounds}  {cohort}  validation loss {record.val_loss:.4f}  "
+        f"test accuracy {record.test_accuracy:.2%}  {sum(record.seconds.values()):.2f} s{failed}"
+    )
+
+
+def _summary(directory: RunDirectory, strategy: SelectiveFedAvg) -> dict[str, object]:
+    """The end of the run, and every client with its statistics and what it said of itself."""
+    history, stats = read_history(directory.path), strategy.state.stats
+    chosen = [client for record in history for client in record["cohort"]]
+    clients = [
+        asdict(strategy.clients[c]) if c in strategy.clients else {"client_id": c}
+        for c in stats.client_ids
+    ]
+    for k, client in enumerate(clients):
+        client["value"] = float(stats.value[k])
+        client["times_selected"] = chosen.count(client["client_id"])
+        client["times_counted"] = int(stats.count[k])
+    last = {k: history[-1][k] for k in ("round", "val_loss", "test_loss", "test_accuracy")}
+    seconds = sum(sum(record["seconds"].values()) for record in history)
+    return {"status": "complete", **last, "seconds": round(seconds, 3), "clients": clients}
+
+
+def _log_to_stdout() -> None:
+    """One line a round on stdout, which Flower forwards, unless someone else shows the rounds."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False

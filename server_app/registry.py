@@ -1,0 +1,67 @@
+"""Which clients are connected, and at which Flower node each of them is found."""
+
+import logging
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from common.wire import BadReplyError, ClientInfo, content_of, decode_info, replies_by_request
+
+log = logging.getLogger("greedyfed")
+
+
+class ClientRegistry:
+    """Client id -> node, by asking each new node once who it is.
+
+    Node ids are drawn anew in every simulation and may change when a client reconnects, so that
+    nothing else in the server knows them.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, int] = {}  # clients connected now
+        self.infos: dict[str, ClientInfo] = {}  # all clients ever heard of
+        self._known: dict[int, str] = {}  # node -> client
+        self._refused: dict[int, tuple[int, int, str]] = {}  # node -> (tries, ask again at, why)
+
+    def refresh(self, grid: Grid, server_round: int, timeout: float) -> list[ClientInfo]:
+        """Look who is connected; returns the clients that were not there before.
+
+        A node without a usable answer is asked again after 1, 2, 4, … rounds. Of two nodes that
+        claim one client id at the same time, the one that came first keeps it.
+        """
+        present = set(grid.get_node_ids())
+        self.nodes = {c: n for n, c in self._known.items() if n in present}
+        self._refused = {n: r for n, r in self._refused.items() if n in present}
+        strangers = sorted(
+            node
+            for node in present - self._known.keys()
+            if node not in self._refused or self._refused[node][1] <= server_round
+        )
+        if not strangers:
+            return []
+        # One record for all: an empty request is refused by no runtime, but a shared one is cheap.
+        content = RecordDict({"question": ConfigRecord({"who": "are you"})})
+        requests = [Message(content, node, MessageType.QUERY) for node in strangers]
+        answers = replies_by_request(requests, grid.send_and_receive(requests, timeout=timeout))
+        new = []
+        for node in strangers:
+            try:
+                info = decode_info(content_of(answers.get(node)))
+                if info.client_id in self.nodes:
+                    raise BadReplyError(f"client-id {info.client_id!r} is taken by another node")
+            except BadReplyError as error:
+                tries = self._refused.get(node, (0, 0, ""))[0]
+                self._refused[node] = (tries + 1, server_round + 2 ** min(tries, 6), str(error))
+                log.warning("node %d is not used: %s", node, error)
+                continue
+            self._refused.pop(node, None)
+            self._known[node] = info.client_id
+            self.nodes[info.client_id] = node
+            self.infos[info.client_id] = info
+            new.append(info)
+        return new
+
+    @property
+    def why_not(self) -> str:
+        """The first reason for which a connected node is not used, in parentheses, or nothing."""
+        return next((f" ({why})" for _, _, why in self._refused.values()), "")

@@ -1,0 +1,292 @@
+"""FedAvg with a selection policy and a valuation, as a Flower Strategy; GreedyFed is one of them.
+
+The strategy counts rounds by its own state, not by Flower's `server_round`, which starts at 1 again
+when a run is resumed.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from common.evaluation import Evaluation
+from common.params import Vector
+from common.seeding import Stream, rng_for
+from common.wire import (
+    BadReplyError,
+    ClientInfo,
+    ClientUpdate,
+    content_of,
+    decode_update,
+    encode_params,
+    params_record,
+    replies_by_request,
+)
+from server_app.registry import ClientRegistry
+from server_app.selection import Greedy, RoundRobinFirst, SelectionPolicy, SelectionView
+from server_app.state import Cumulative, RoundRecord, ServerState
+from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
+from server_app.valuation import CachedUtility, ShapleyEstimate, Valuation, gtg_shapley
+
+
+class RoundError(RuntimeError):
+    """A round from which nothing was learned."""
+
+
+@dataclass
+class _Round:
+    """What is known of the round that is under way."""
+
+    number: int
+    cohort: list[str] = field(default_factory=list)
+    requests: list[Message] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    valued: list[str] = field(default_factory=list)
+    estimate: ShapleyEstimate | None = None
+    after: ServerState | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+class SelectiveFedAvg(Strategy):
+    """Select a cohort, average its updates by n_k, value them, update the clients' statistics.
+
+    Args:
+        model: the model and the server's validation and test splits.
+        policy: which clients take part in a round.
+        valuation: values of a round's updates; None when nobody needs them.
+        state: where to start from: a new state, or one that was saved.
+        seed: seed of selection and valuation.
+        clients_per_round: cohort size M.
+        cumulative: how a round's values enter the cumulative ones.
+        deadline: seconds to wait for the replies of a round.
+        max_examples: refuse updates that claim more examples; 0: no limit.
+        on_round: called with each round's record and the state after it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ServerModel,
+        policy: SelectionPolicy,
+        valuation: Valuation | None,
+        state: ServerState,
+        seed: int = 0,
+        clients_per_round: int = 3,
+        cumulative: Cumulative | None = None,
+        deadline: float = 600.0,
+        max_examples: int = 0,
+        on_round: Callable[[RoundRecord, ServerState], None] = lambda record, state: None,
+    ) -> None:
+        self.state = state
+        self._model, self._policy, self._valuation = model, policy, valuation
+        self._seed, self._num_select = seed, clients_per_round
+        self._cumulative = cumulative or Cumulative()
+        self._deadline, self._max_examples = deadline, max_examples
+        self._on_round = on_round
+        self._registry = ClientRegistry()
+        self._now, self._sent_at = _Round(state.round), 0.0
+
+    @property
+    def clients(self) -> dict[str, ClientInfo]:
+        """What the clients said of themselves, by client id."""
+        return self._registry.infos
+
+    def run(self, grid: Grid, num_rounds: int) -> ServerState:
+        """Run rounds state.round + 1 … num_rounds; returns the state after the last one.
+
+        Raises:
+            RoundError: a round without a usable update; `state` holds what was learned before it.
+        """
+        if self.state.round < num_rounds:
+            self.start(
+                grid,
+                params_record(self.state.params),
+                num_rounds=num_rounds - self.state.round,
+                timeout=self._deadline,
+                evaluate_fn=self.finish_round,
+            )
+        return self.state
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Select the cohort of the next round and ask it to train.
+
+        Raises:
+            RoundError: no client is connected.
+        """
+        now = self._now = _Round(self.state.round + 1)
+        with now.phase("select"):
+            new = self._registry.refresh(grid, now.number, self._deadline)
+            nodes = self._registry.nodes
+            if not nodes:
+                raise RoundError(
+                    f"round {now.number}: no connected client says who it is"
+                    f"{self._registry.why_not}; mend the clients, then continue with resume = true"
+                )
+            stats = self.state.stats.with_clients({i.client_id: i.num_examples for i in new})
+            self.state = replace(self.state, stats=stats)
+            present = np.array([c in nodes for c in stats.client_ids])
+            view = SelectionView(
+                now.number, self._num_select, stats, self._available(present, now.number)
+            )
+            chosen = self._policy.select(view, rng_for(self._seed, Stream.SELECT, now.number))
+            now.cohort = [stats.client_ids[k] for k in chosen]
+            now.requests = [
+                Message(encode_params(self.state.params, now.number), nodes[c], MessageType.TRAIN)
+                for c in now.cohort
+            ]
+        self._sent_at = time.perf_counter()
+        return now.requests
+
+    def _available(self, present: NDArray[np.bool_], server_round: int) -> NDArray[np.bool_]:
+        """Who may be asked, (N,): present and not backed off, unless too few would remain."""
+        retry = self.state.stats.retry_round
+        ready = present & (retry <= server_round)
+        missing = self._num_select - int(ready.sum())
+        if missing > 0:
+            waiting = np.flatnonzero(present & ~ready)
+            ready[waiting[np.argsort(retry[waiting], kind="stable")][:missing]] = True
+        return ready
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        """Decode the replies one by one, leave out the unusable, and aggregate the others."""
+        now = self._now
+        now.seconds["clients"] = time.perf_counter() - self._sent_at
+        answers, updates = replies_by_request(now.requests, replies), []
+        for client_id, request in zip(now.cohort, now.requests, strict=True):
+            try:
+                content = content_of(answers.get(request.metadata.dst_node_id))
+                size = self._model.spec.size
+                updates.append(decode_update(content, client_id, size, self._max_examples))
+            except BadReplyError as error:
+                now.failures[client_id] = str(error)
+        return params_record(self.aggregate_fit(now.number, updates)), None
+
+    def aggregate_fit(self, server_round: int, updates: list[ClientUpdate]) -> Vector:
+        """The new global model (D,) from the usable updates of a round (paper, Alg. 1, 6-13).
+
+        Averages, values the updates, and takes the values into the clients' statistics. The updates
+        are put in the order of their clients, so that floating-point sums do not depend on the
+        order of arrival.
+
+        Raises:
+            RoundError: no updates.
+        """
+        now, before = self._now, self.state
+        stats = before.stats.with_clients({u.client_id: u.num_examples for u in updates})
+        failed = np.array([stats.index(c) for c in now.failures], np.int64)
+        updates = sorted(updates, key=lambda u: stats.index(u.client_id))
+        succeeded = np.array([stats.index(u.client_id) for u in updates], np.int64)
+        if not updates:
+            # The failures count although the round does not: the next try asks other clients.
+            stats = stats.with_round(server_round, succeeded, failed, None, self._cumulative)
+            self.state = replace(before, stats=stats)
+            reasons = "; ".join(f"{c}: {why}" for c, why in now.failures.items())
+            raise RoundError(
+                f"round {server_round}: none of the {len(now.cohort)} clients asked returned a "
+                f"usable update ({reasons}); mend the clients, then continue with resume = true"
+            )
+        with now.phase("average"):
+            stacked = np.stack([u.params for u in updates])
+            weights = np.array([u.num_examples for u in updates], np.float64)
+            everyone = np.ones((1, len(updates)), dtype=bool)
+            params: Vector = weighted_average(everyone, stacked, weights)[0]
+        val_loss = values = None
+        if self._valuation is not None:
+            with now.phase("value"):
+                average = ModelAverageUtility(self._model, before.params, stacked, weights)
+                known = None if before.val_loss is None else -before.val_loss
+                utility = CachedUtility(average, empty=known)
+                rng = rng_for(self._seed, Stream.VALUE, server_round)
+                now.estimate = self._valuation(utility, len(updates), rng)
+                now.valued = [u.client_id for u in updates]
+                val_loss, values = -float(utility(everyone)[0]), now.estimate.values
+        stats = stats.with_round(server_round, succeeded, failed, values, self._cumulative)
+        now.after = ServerState(server_round, params, stats, val_loss)
+        return params
+
+    def finish_round(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Flower's `evaluate_fn`: evaluate, record the round, and make its state the current one.
+
+        Before the first round (`server_round` 0) it evaluates v_0, so that no round does.
+        """
+        if server_round == 0:
+            if self.state.val_loss is None:
+                loss = self._model.val_loss(self.state.params)
+                self.state = replace(self.state, val_loss=loss)
+            return
+        now, state = self._now, self._now.after
+        assert state is not None, "aggregate_train has run"
+        with now.phase("evaluate"):
+            val_loss = state.val_loss
+            if val_loss is None:
+                val_loss = self._model.val_loss(state.params)
+            test = self._model.test(state.params)
+        self.state = replace(state, val_loss=val_loss)
+        self._on_round(self._record(now, val_loss, test), self.state)
+
+    def _record(self, now: _Round, val_loss: float, test: Evaluation) -> RoundRecord:
+        estimate, stats, size = now.estimate, self.state.stats, self.state.params.nbytes
+        answered = len(now.cohort) - len(now.failures)
+        value_of = dict(zip(stats.client_ids, stats.value.tolist(), strict=True))
+        return RoundRecord(
+            round=now.number,
+            cohort=now.cohort,
+            shapley=dict(zip(now.valued, estimate.values.tolist(), strict=True)) if estimate else {},
+            std_error=(
+                dict(zip(now.valued, estimate.std_error.tolist(), strict=True)) if estimate else {}
+            ),
+            cumulative={c: value_of[c] for c in now.valued},
+            evaluations=estimate.num_evaluations if estimate else 0,
+            valuation_end=estimate.ended if estimate else "none",
+            val_loss=val_loss,
+            test_loss=test.loss,
+            test_accuracy=test.accuracy,
+            failures=now.failures,
+            seconds={phase: round(s, 6) for phase, s in now.seconds.items()},
+            bytes={"down": size * len(now.cohort), "up": size * answered},
+        )
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: the server evaluates on its own data."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Nothing to aggregate."""
+
+    def summary(self) -> None:
+        """Nothing to log: the rounds speak."""
+
+
+class GreedyFed(SelectiveFedAvg):
+    """GreedyFed (paper, Alg. 1): every client once, then the M largest cumulative values.
+
+    Takes the arguments of `SelectiveFedAvg`; by default values are GTG-Shapley's (Alg. 2).
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: SelectionPolicy = RoundRobinFirst(Greedy()),  # noqa: B008  frozen
+        valuation: Valuation | None = gtg_shapley,
+        **parts: Any,
+    ) -> None:
+        super().__init__(policy=policy, valuation=valuation, **parts)
