@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from common.config import RunConfig, Scalar
 from common.datasets import Dataset, load_splits
+from common.errors import GreedyfedError
 from common.heterogeneity import local_epochs, noise_levels
-from common.partition import partition
+from common.partition import PartitionError, partition
 from common.seeding import Stream, rng_for
 from common.wire import ClientInfo
 
 
-class ClientError(ValueError):
+class ClientError(GreedyfedError):
     """This client's node_config is not usable."""
 
 
@@ -68,7 +69,10 @@ def _simulated_client(config: RunConfig, index: int) -> ClientData:
     """Client `index` of N = config.data.num_clients; cached, since every round asks again."""
     n, simulated = config.data.num_clients, config.heterogeneity
     splits = load_splits(config.data, config.seed)
-    data = splits.train.take(_parts(config)[index])
+    parts = _parts(config)
+    if isinstance(parts, PartitionError):
+        raise parts
+    data = splits.train.take(parts[index])
     epochs = local_epochs(
         config.seed, n, config.training.local_epochs, simulated.straggler_fraction
     )[index]
@@ -77,21 +81,23 @@ def _simulated_client(config: RunConfig, index: int) -> ClientData:
     info = ClientInfo(
         f"partition-{index}", len(data), tuple(histogram.tolist()), int(epochs), float(sigma)
     )
-    return ClientData(
-        info, data, splits.input_shape, splits.num_classes, int(epochs), float(sigma)
-    )
+    return ClientData(info, data, splits.input_shape, splits.num_classes, int(epochs), float(sigma))
 
 
 @lru_cache(maxsize=2)
-def _parts(config: RunConfig) -> list[NDArray[np.int64]]:
+def _parts(config: RunConfig) -> list[NDArray[np.int64]] | PartitionError:
+    """The examples of every client; a failure is returned, since only that is cached."""
     splits = load_splits(config.data, config.seed)
     if splits.owner is not None:
         return [np.flatnonzero(splits.owner == k) for k in range(config.data.num_clients)]
-    return partition(
-        splits.train.y.numpy(),
-        config.data.num_clients,
-        scheme=config.data.partition,
-        alpha=config.data.dirichlet_alpha,
-        min_examples=config.data.min_examples_per_client,
-        rng=rng_for(config.seed, Stream.PARTITION),
-    )
+    try:
+        return partition(
+            splits.train.y.numpy(),
+            config.data.num_clients,
+            scheme=config.data.partition,
+            alpha=config.data.dirichlet_alpha,
+            min_examples=config.data.min_examples_per_client,
+            rng=rng_for(config.seed, Stream.PARTITION),
+        )
+    except PartitionError as error:
+        return error

@@ -11,12 +11,13 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.errors import GreedyfedError
 from common.partition import Scheme
 
 Scalar = bool | int | float | str
 
 
-class ConfigError(ValueError):
+class ConfigError(GreedyfedError):
     """One line for each wrong key: the key, its value, the rule and the remedy."""
 
 
@@ -44,7 +45,7 @@ class DataConfig(_Part):
     data_dir: str = Field("", description="where the data set's files lie (mnist, fmnist, cifar10)")
     download: bool = Field(False, description="allow a download into data-dir")
     num_clients: int = Field(
-        0, ge=0, le=100_000, description="clients N; 0: in Flower as many as nodes, in process 20"
+        0, ge=0, le=100_000, description="clients N; 0: in Flower as many as nodes, in process 10"
     )
     partition: Scheme = Field(
         "dirichlet", description="label split: `dirichlet`, `dirichlet-float32` or `iid`"
@@ -64,7 +65,9 @@ class TrainingConfig(_Part):
     """The model and the clients' local SGD."""
 
     model: str = Field(
-        "auto", min_length=1, description="`auto`, `mlp`, `cnn`, `logistic` or `package.module:factory`"
+        "auto",
+        min_length=1,
+        description="`auto`, `mlp`, `cnn`, `logistic` or `package.module:factory`",
     )
     local_epochs: int = Field(5, ge=1, description="local epochs E")
     batches_per_epoch: int = Field(5, ge=1, description="mini-batches B per local epoch")

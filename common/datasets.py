@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.config import DataConfig
+from common.errors import GreedyfedError
 from common.seeding import Stream, rng_for
 
 
-class DataError(ValueError):
+class DataError(GreedyfedError):
     """A data set cannot be read, or does not fit the configuration."""
 
 
@@ -79,8 +80,8 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
     cut = config.validation_size or len(held_out) // 2
     if cut >= len(held_out):
         raise DataError(
-            f"validation-size = {cut}: {config.dataset} holds out {len(held_out)} examples, of which "
-            f"some must remain for the test; set validation-size below {len(held_out)}"
+            f"validation-size = {cut}: {config.dataset} holds out {len(held_out)} examples, "
+            f"of which some must remain for the test; set validation-size below {len(held_out)}"
         )
     num_classes = int(max(train.y.max(), held_out.y.max())) + 1
     return Splits(train, held_out.take(order[:cut]), held_out.take(order[cut:]), num_classes, owner)
@@ -94,7 +95,9 @@ def _digits() -> tuple[Dataset, Dataset]:
     images = torch.from_numpy(x.astype(np.float32) / 16).view(-1, 1, 8, 8)
     held_out = torch.arange(len(y)) % 3 == 2
     classes = torch.from_numpy(y.astype(np.int64))
-    return Dataset(images[~held_out], classes[~held_out]), Dataset(images[held_out], classes[held_out])
+    return Dataset(images[~held_out], classes[~held_out]), Dataset(
+        images[held_out], classes[held_out]
+    )
 
 
 def _mnist(config: DataConfig, train: bool) -> Dataset:
@@ -110,8 +113,8 @@ def _mnist(config: DataConfig, train: bool) -> Dataset:
         raw = kind(config.data_dir, train=train, download=config.download)
     except (RuntimeError, OSError) as error:
         raise DataError(
-            f"data-dir = {config.data_dir!r}: {config.dataset} is not there in torchvision's layout "
-            f"({kind.__name__}/raw/…): {error}; set download = true or give its folder"
+            f"data-dir = {config.data_dir!r}: {config.dataset} is not there in torchvision's "
+            f"layout ({kind.__name__}/raw/…): {error}; set download = true or give its folder"
         ) from error
     return Dataset(raw.data.unsqueeze(1), raw.targets)
 

@@ -26,8 +26,9 @@ def evaluate(model: nn.Module, data: Dataset) -> Evaluation:
     loss = torch.zeros((), dtype=torch.float64, device=data.x.device)
     correct = torch.zeros((), dtype=torch.int64, device=data.x.device)
     with torch.inference_mode():
-        for x, y in zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True):
-            scores = model(x)
+        for start in range(0, len(data), CHUNK):
+            y = data.y[start : start + CHUNK]
+            scores = model(data.x[start : start + CHUNK])
             loss += cross_entropy(scores, y, reduction="sum")
             correct += (scores.argmax(dim=1) == y).sum()
     return Evaluation(float(loss) / len(data), int(correct) / len(data))

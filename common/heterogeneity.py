@@ -28,4 +28,5 @@ def noise_levels(seed: int, num_clients: int, sigma: float) -> NDArray[np.float6
     σ_k = (k − 1) σ / N for the k-th client of a random permutation: one client has none.
     """
     rank = rng_for(seed, Stream.NOISE_LEVEL).permutation(num_clients)
-    return rank * (sigma / num_clients)
+    levels: NDArray[np.float64] = rank * np.float64(sigma / num_clients)
+    return levels

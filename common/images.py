@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.datasets import DataError
@@ -110,10 +111,12 @@ def _decode_all(source: Path) -> dict[str, Tensor]:
     return data
 
 
-def _decode(content: bytes, name: str, source: Path) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+def _decode(content: bytes, name: str, source: Path) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
         return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.uint8)
     except (OSError, ValueError) as error:
-        raise DataError(f"data-dir = '{source}': {name} is not a readable image: {error}") from error
+        raise DataError(
+            f"data-dir = '{source}': {name} is not a readable image: {error}"
+        ) from error

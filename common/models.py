@@ -1,14 +1,16 @@
 """The paper's models, and the user's own by `package.module:factory`."""
 
 import importlib
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from common.errors import GreedyfedError
 from common.seeding import Stream, rng_for
 
 
-class ModelError(ValueError):
+class ModelError(GreedyfedError):
     """A model cannot be built."""
 
 
@@ -29,8 +31,8 @@ def _cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Two convolutions of 8 channels, kernel 4 (paper, CIFAR-10: linear 392→10)."""
     if len(input_shape) != 3:
         raise ModelError(
-            f"model = 'cnn': needs images (channels, height, width), the data has shape {input_shape}; "
-            "set model = 'mlp'"
+            f"model = 'cnn': needs images (channels, height, width), the data has shape "
+            f"{input_shape}; set model = 'mlp'"
         )
     features = nn.Sequential(
         nn.Conv2d(input_shape[0], 8, kernel_size=4, padding=1),
@@ -68,23 +70,29 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
         ModelError: naming the model and what is wrong with it.
     """
     if name == "auto":
-        name = {1: "logistic", 3: "cnn" if input_shape[0] == 3 else "mlp"}.get(len(input_shape), "mlp")
+        name = {1: "logistic", 3: "cnn" if input_shape[0] == 3 else "mlp"}.get(
+            len(input_shape), "mlp"
+        )
     factory = _BUILT_IN.get(name) or _import_factory(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng_for(seed, Stream.MODEL).integers(2**63)))
         model = factory(input_shape, num_classes)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module")
+        raise ModelError(
+            f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module"
+        )
     return model
 
 
-def _import_factory(name: str):  # type: ignore[no-untyped-def]
+def _import_factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise ModelError(
-            f"model = {name!r}: unknown; use auto, {', '.join(_BUILT_IN)}, or package.module:factory"
+            f"model = {name!r}: unknown; use auto, {', '.join(_BUILT_IN)} or package.module:factory"
         )
     try:
-        return getattr(importlib.import_module(module), attribute)
+        factory: Callable[[tuple[int, ...], int], nn.Module]
+        factory = getattr(importlib.import_module(module), attribute)
+        return factory
     except (ImportError, AttributeError) as error:
         raise ModelError(f"model = {name!r}: cannot be imported: {error}") from error

@@ -8,18 +8,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import GreedyfedError
+
 Scheme = Literal["dirichlet", "dirichlet-float32", "iid"]
 MAX_DRAWS = 100
 
 
-class PartitionError(ValueError):
+class PartitionError(GreedyfedError):
     """The examples cannot be split as asked."""
 
 
 def power_law_fractions(num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Shares q_k of the data, (N,), summing to 1: density 3x² on (0, 1), by its inverse CDF."""
-    q = rng.random(num_clients) ** (1 / 3)
-    return q / q.sum()
+    q: NDArray[np.float64] = rng.random(num_clients) ** (1 / 3)
+    q /= q.sum()
+    return q
 
 
 def _log_gamma_samples(
@@ -30,7 +33,8 @@ def _log_gamma_samples(
     Gamma(α) = Gamma(α + 1) · U^(1/α) (Marsaglia and Tsang, 2000).
     """
     # 1 − random() lies in (0, 1], so that its logarithm is finite.
-    return np.log(rng.gamma(alpha + 1, size=shape)) + np.log(1 - rng.random(shape)) / alpha
+    log_u: NDArray[np.float64] = np.log(1 - rng.random(shape))
+    return np.log(rng.gamma(alpha + 1, size=shape)) + log_u / alpha
 
 
 def dirichlet_labels(
@@ -42,8 +46,9 @@ def dirichlet_labels(
     zeros or NaN.
     """
     log_g = _log_gamma_samples(alpha, (num_clients, num_classes), rng)
-    g = np.exp(log_g - log_g.max(axis=1, keepdims=True))
-    return g / g.sum(axis=1, keepdims=True)
+    g: NDArray[np.float64] = np.exp(log_g - log_g.max(axis=1, keepdims=True))
+    g /= g.sum(axis=1, keepdims=True)
+    return g
 
 
 def dirichlet_float32_labels(
@@ -60,7 +65,8 @@ def dirichlet_float32_labels(
     g = np.exp(np.maximum(log_g, np.log(np.finfo(np.float64).tiny)))
     p = (g / g.sum(axis=1, keepdims=True)).astype(np.float32)
     bounds = np.finfo(np.float32)
-    return np.clip(p, bounds.tiny, np.float32(1) - bounds.epsneg).astype(np.float64)
+    clipped: NDArray[np.float64] = np.clip(p, bounds.tiny, 1 - bounds.epsneg).astype(np.float64)
+    return clipped
 
 
 def _draw_counts(
@@ -74,7 +80,7 @@ def _draw_counts(
     q = power_law_fractions(num_clients, rng)
     if scheme == "iid":
         # Sizes only; the labels follow from a random assignment of all examples.
-        return np.floor(class_counts.sum() * q).astype(np.int64)[:, None]
+        return np.floor(q[:, None] * np.float64(class_counts.sum())).astype(np.int64)
     labels = dirichlet_labels if scheme == "dirichlet" else dirichlet_float32_labels
     p = labels(alpha, num_clients, len(class_counts), rng)
     demand = q @ p  # (K,), the share of the total that each label must supply
@@ -130,7 +136,9 @@ def partition(
             f"(the best left one with {best}); {remedy}"
         )
     groups = (
-        [np.arange(len(labels))] if scheme == "iid" else [np.flatnonzero(labels == c) for c in classes]
+        [np.arange(len(labels))]
+        if scheme == "iid"
+        else [np.flatnonzero(labels == c) for c in classes]
     )
     chosen, owners = [], []
     for group, wanted in zip(groups, counts.T, strict=True):

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from common.errors import GreedyfedError
 from common.params import Vector
 
 CLIENT, PARAMS, ROUND, RESULT = "client", "params", "round", "result"
 MAX_CLIENT_ID = 100
 
 
-class BadReplyError(ValueError):
+class BadReplyError(GreedyfedError):
     """A reply that cannot be used; the text says why."""
 
 
@@ -72,7 +73,9 @@ def decode_info(content: RecordDict) -> ClientInfo:
     return ClientInfo(
         client_id,
         _positive(count, "num-examples"),
-        tuple(int(n) for n in histogram if isinstance(n, int)) if isinstance(histogram, list) else None,
+        tuple(int(n) for n in histogram if isinstance(n, int))
+        if isinstance(histogram, list)
+        else None,
         epochs if isinstance(epochs, int) else None,
         float(sigma) if isinstance(sigma, float | int) else None,
     )
@@ -124,7 +127,9 @@ def decode_update(
         raise BadReplyError(f"claims {count} examples, more than max-examples = {max_examples}")
     params = _vector(content, size)
     if not np.isfinite(params).all():
-        raise BadReplyError(f"{int((~np.isfinite(params)).sum())} of {size} parameters are NaN or Inf")
+        raise BadReplyError(
+            f"{int((~np.isfinite(params)).sum())} of {size} parameters are NaN or Inf"
+        )
     loss, epochs = result.get("train-loss"), result.get("epochs-done")
     return ClientUpdate(
         client_id,
@@ -167,9 +172,10 @@ def _positive(value: object, name: str) -> int:
 
 
 def _vector(content: RecordDict, size: int) -> Vector:
-    array = content.array_records.get(PARAMS, {}).get(PARAMS)
-    if array is None:
+    arrays = content.array_records.get(PARAMS)
+    if arrays is None or PARAMS not in arrays:
         raise BadReplyError(f"has no {PARAMS!r} array")
+    array = arrays[PARAMS]
     # The .npy header inside the bytes decides what numpy would allocate, so it is read first.
     stream = io.BytesIO(array.data)
     try:
@@ -181,5 +187,7 @@ def _vector(content: RecordDict, size: int) -> Vector:
     if shape != (size,) or dtype != np.float32:
         raise BadReplyError(f"parameters are {dtype} {shape}, the model has float32 ({size},)")
     if len(array.data) - stream.tell() != 4 * size:
-        raise BadReplyError(f"parameters have {len(array.data) - stream.tell()} bytes, not {4 * size}")
+        raise BadReplyError(
+            f"parameters have {len(array.data) - stream.tell()} bytes, not {4 * size}"
+        )
     return np.frombuffer(array.data, np.float32, offset=stream.tell()).copy()

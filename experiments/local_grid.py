@@ -88,7 +88,9 @@ class LocalGrid(Grid):
 
     def _call(self, message: Message) -> Message:
         metadata: Metadata = message.metadata
-        request = Message(copy.deepcopy(message.content), metadata=copy.copy(metadata))
+        request = Message(  # type: ignore[call-overload]  # as Flower's own grids make it
+            copy.deepcopy(message.content), metadata=copy.copy(metadata)
+        )
         context = self._contexts.get(metadata.dst_node_id)
         if context is None:
             return Message(Error(NODE_UNAVAILABLE, "no such node"), reply_to=request)

@@ -111,14 +111,16 @@ def _summary(directory: RunDirectory, strategy: SelectiveFedAvg) -> dict[str, ob
     """The end of the run, and every client with its statistics and what it said of itself."""
     history, stats = read_history(directory.path), strategy.state.stats
     chosen = [client for record in history for client in record["cohort"]]
-    clients = [
-        asdict(strategy.clients[c]) if c in strategy.clients else {"client_id": c}
-        for c in stats.client_ids
-    ]
-    for k, client in enumerate(clients):
-        client["value"] = float(stats.value[k])
-        client["times_selected"] = chosen.count(client["client_id"])
-        client["times_counted"] = int(stats.count[k])
+    clients: list[dict[str, object]] = []
+    for k, client_id in enumerate(stats.client_ids):
+        known = strategy.clients.get(client_id)
+        about: dict[str, object] = asdict(known) if known else {"client_id": client_id}
+        figures: dict[str, object] = {
+            "value": float(stats.value[k]),
+            "times_selected": chosen.count(client_id),
+            "times_counted": int(stats.count[k]),
+        }
+        clients.append(about | figures)
     last = {k: history[-1][k] for k in ("round", "val_loss", "test_loss", "test_accuracy")}
     seconds = sum(sum(record["seconds"].values()) for record in history)
     return {"status": "complete", **last, "seconds": round(seconds, 3), "clients": clients}

@@ -8,10 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from common.config import RunConfig
+from common.errors import GreedyfedError
 from server_app.state import ClientStats, RoundRecord, ServerState
 
 #: The state is written at most this often, so that fast rounds do not wait for the disk. Rounds
@@ -21,7 +23,7 @@ CONFIG, HISTORY, STATE = "config.json", "history.jsonl", "state.safetensors"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 
 
-class RunDirectoryError(ValueError):
+class RunDirectoryError(GreedyfedError):
     """The run directory cannot be used as asked."""
 
 
@@ -39,7 +41,7 @@ class RunDirectory:
                 it cannot be written.
         """
         self.path = Path(config.output_dir).resolve() / config.run_id
-        self._saved_at, self._saved_round = 0.0, -1
+        self._saved_at = 0.0
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / ".lock", "w")  # noqa: SIM115  held until close
@@ -53,7 +55,7 @@ class RunDirectory:
         except OSError as error:
             self._lock.close()
             raise RunDirectoryError(
-                f"{self.path}: another process is running this configuration; wait for it or stop it"
+                f"{self.path}: another process is at this run; wait for it or stop it"
             ) from error
         if (self.path / STATE).exists() and not config.resume:
             state = "a finished run" if self.is_complete else "an unfinished run"
@@ -81,13 +83,12 @@ class RunDirectory:
                 state = _read_state(self.path / STATE)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise RunDirectoryError(
-                f"{self.path / STATE}: cannot be read: {error}; delete the run directory to start anew"
+                f"{self.path / STATE}: cannot be read: {error}; delete the folder to start anew"
             ) from error
         done = state.round if state else 0
         lines = [json.dumps(r) for r in read_history(self.path) if r["round"] <= done]
         self.write(HISTORY, "".join(line + "\n" for line in lines).encode())
         self._history = open(self.path / HISTORY, "a")  # noqa: SIM115  held until close
-        self._saved_round = done if state else -1
         return state
 
     def record(self, record: RoundRecord, state: ServerState) -> None:
@@ -101,7 +102,7 @@ class RunDirectory:
         """Write the state, after the history that belongs to it."""
         os.fsync(self._history.fileno())
         self.write(STATE, _state_bytes(state))
-        self._saved_at, self._saved_round = time.monotonic(), state.round
+        self._saved_at = time.monotonic()
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file at once: readers see the old content or the new, never a part."""
@@ -137,7 +138,7 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 def _state_bytes(state: ServerState) -> bytes:
     stats = state.stats
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "params": state.params,
         "value": stats.value,
         "count": stats.count,

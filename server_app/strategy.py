@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from common.errors import GreedyfedError
 from common.evaluation import Evaluation
 from common.params import Vector
 from common.seeding import Stream, rng_for
@@ -33,10 +34,16 @@ from server_app.registry import ClientRegistry
 from server_app.selection import Greedy, RoundRobinFirst, SelectionPolicy, SelectionView
 from server_app.state import Cumulative, RoundRecord, ServerState
 from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
-from server_app.valuation import CachedUtility, ShapleyEstimate, Valuation, gtg_shapley
+from server_app.valuation import (
+    NOT_VALUED,
+    CachedUtility,
+    ShapleyEstimate,
+    Valuation,
+    gtg_shapley,
+)
 
 
-class RoundError(RuntimeError):
+class RoundError(GreedyfedError):
     """A round from which nothing was learned."""
 
 
@@ -49,7 +56,7 @@ class _Round:
     requests: list[Message] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     valued: list[str] = field(default_factory=list)
-    estimate: ShapleyEstimate | None = None
+    estimate: ShapleyEstimate = NOT_VALUED
     after: ServerState | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -248,13 +255,11 @@ class SelectiveFedAvg(Strategy):
         return RoundRecord(
             round=now.number,
             cohort=now.cohort,
-            shapley=dict(zip(now.valued, estimate.values.tolist(), strict=True)) if estimate else {},
-            std_error=(
-                dict(zip(now.valued, estimate.std_error.tolist(), strict=True)) if estimate else {}
-            ),
+            shapley=dict(zip(now.valued, estimate.values.tolist(), strict=True)),
+            std_error=dict(zip(now.valued, estimate.std_error.tolist(), strict=True)),
             cumulative={c: value_of[c] for c in now.valued},
-            evaluations=estimate.num_evaluations if estimate else 0,
-            valuation_end=estimate.ended if estimate else "none",
+            evaluations=estimate.num_evaluations,
+            valuation_end=estimate.ended,
             val_loss=val_loss,
             test_loss=test.loss,
             test_accuracy=test.accuracy,

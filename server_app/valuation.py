@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.config import ValuationConfig
+from common.errors import GreedyfedError
 
 Floats = NDArray[np.float64]
 Coalitions = NDArray[np.bool_]
@@ -25,7 +26,7 @@ Stop = Literal["sound", "released"]
 MIN_SWEEPS, MAX_RELATIVE_ERROR = 5, 0.1
 
 
-class UtilityError(ValueError):
+class UtilityError(GreedyfedError):
     """A coalition has no usable utility."""
 
 
@@ -34,7 +35,8 @@ class ShapleyEstimate:
     """Values (M,) and their standard errors (M,), with what they cost and why sampling ended.
 
     `std_error` does not cover the bias of truncation, which is below ε per client. `ended` is
-    `exact`, `between` (the round was truncated), `converged` or `cap` (the permutations ran out).
+    `exact`, `between` (the round was truncated), `converged`, `cap` (the permutations ran out) or
+    `none` (nothing was valued).
     """
 
     values: Floats
@@ -42,8 +44,11 @@ class ShapleyEstimate:
     num_permutations: int
     num_evaluations: int
     truncated: Literal["none", "between", "within"]
-    ended: Literal["exact", "between", "converged", "cap"]
+    ended: Literal["exact", "between", "converged", "cap", "none"]
 
+
+#: The values of a round in which nobody asked for any.
+NOT_VALUED = ShapleyEstimate(np.zeros(0), np.zeros(0), 0, 0, "none", "none")
 
 #: (utility, M, generator) -> estimate
 Valuation = Callable[["CachedUtility", int, np.random.Generator], ShapleyEstimate]
@@ -191,7 +196,9 @@ def _sample(
     else:
         ended = "cap"
     means = np.array(sums)
-    error = means.std(axis=0, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else np.full(m, np.inf)
+    error = (
+        means.std(axis=0, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else np.full(m, np.inf)
+    )
     return ShapleyEstimate(
         means.mean(axis=0),
         error,

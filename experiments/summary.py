@@ -1,0 +1,62 @@
+"""The short table at the end of a run, read from its run directory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+
+from server_app.run_directory import SUMMARY, read_history
+
+_ROWS = 10
+
+
+def summary_table(path: Path) -> Group:
+    """Accuracy by round, and the most valuable clients, of a finished run.
+
+    Raises:
+        FileNotFoundError: the run has not finished.
+    """
+    history = read_history(path)
+    clients = json.loads((path / SUMMARY).read_text())["clients"]
+    return Group(_rounds(history), _clients(clients))
+
+
+def _rounds(history: list[dict[str, Any]]) -> Table:
+    table = Table(title="Accuracy by round", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("round", "validation loss", "test accuracy", "evaluations", "failures"):
+        table.add_column(heading, justify="right")
+    n = len(history)
+    shown = sorted({max(1, round(n * i / _ROWS)) for i in range(1, _ROWS + 1)} | {1})
+    for record in (history[i - 1] for i in shown if n):
+        table.add_row(
+            str(record["round"]),
+            f"{record['val_loss']:.4f}",
+            f"{record['test_accuracy']:.2%}",
+            str(record["evaluations"]),
+            str(len(record["failures"])),
+        )
+    return table
+
+
+def _clients(clients: list[dict[str, Any]]) -> Table:
+    table = Table(title="Most valuable clients", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("client", no_wrap=True)
+    for heading in ("value", "selected", "n", "epochs", "noise"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("label histogram")
+    best = sorted(clients, key=lambda c: -c["value"])[:_ROWS]
+    for c in best:
+        sigma, histogram = c.get("noise_sigma"), c.get("label_histogram")
+        table.add_row(
+            c["client_id"],
+            f"{c['value']:+.4f}",
+            str(c["times_selected"]),
+            str(c.get("num_examples", "?")),
+            str(c.get("local_epochs") or "?"),
+            "?" if sigma is None else f"{sigma:.3f}",
+            " ".join(map(str, histogram)) if histogram else "?",
+        )
+    return table
