@@ -84,7 +84,7 @@ def _draw_counts(
     labels = dirichlet_labels if scheme == "dirichlet" else dirichlet_float32_labels
     p = labels(alpha, num_clients, len(class_counts), rng)
     demand = q @ p  # (K,), the share of the total that each label must supply
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         total = np.min(class_counts / demand)  # the largest total that exhausts no label
     sizes = np.floor(total * q)
     counts = np.floor(sizes[:, None] * p).astype(np.int64)

@@ -25,7 +25,7 @@ def summary_table(path: Path) -> Group:
 
 
 def _rounds(history: list[dict[str, Any]]) -> Table:
-    table = Table(title="Accuracy by round", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title="Accuracy by round", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("round", "validation loss", "test accuracy", "evaluations", "failures"):
         table.add_column(heading, justify="right")
     n = len(history)
@@ -42,7 +42,9 @@ def _rounds(history: list[dict[str, Any]]) -> Table:
 
 
 def _clients(clients: list[dict[str, Any]]) -> Table:
-    table = Table(title="Most valuable clients", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title="Most valuable clients", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+    )
     table.add_column("client", no_wrap=True)
     for heading in ("value", "selected", "n", "epochs", "noise"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -17,13 +17,14 @@ from common.errors import GreedyfedError
 
 Floats = NDArray[np.float64]
 Coalitions = NDArray[np.bool_]
+Permutations = NDArray[np.int64]
 #: (C, M) coalitions -> (C,) utilities; the empty coalition is the previous global model.
 Utility = Callable[[Coalitions], Floats]
 Stop = Literal["sound", "released"]
 
-#: The sound rule: at least so many sweeps, and then every standard error at most this share of the
-#: largest value of the cohort.
-MIN_SWEEPS, MAX_RELATIVE_ERROR = 5, 0.1
+#: The sound rule: at least so many permutations, and then every standard error at most this share
+#: of the largest value of the cohort.
+MIN_PERMUTATIONS, MAX_RELATIVE_ERROR = 60, 0.1
 
 
 class UtilityError(GreedyfedError):
@@ -109,6 +110,20 @@ def exact_shapley(utility: CachedUtility, m: int, rng: np.random.Generator) -> S
     return ShapleyEstimate(values, np.zeros(m), 0, utility.num_evaluations, "none", "exact")
 
 
+def gtg_sweeps(m: int, count: int, rng: np.random.Generator) -> Iterator[Permutations]:
+    """Sweeps of GTG: (M, M), the k-th row starts with player k, the rest in random order."""
+    first = np.arange(m)[:, None]
+    for _ in range(count):
+        rest = rng.permuted(np.tile(np.arange(m - 1), (m, 1)), axis=1)
+        yield np.hstack([first, rest + (rest >= first)])
+
+
+def uniform_sweeps(m: int, count: int, rng: np.random.Generator) -> Iterator[Permutations]:
+    """Sweeps of M uniform permutations, (M, M)."""
+    for _ in range(count):
+        yield rng.permuted(np.tile(np.arange(m), (m, 1)), axis=1)
+
+
 def gtg_shapley(
     utility: CachedUtility,
     m: int,
@@ -126,17 +141,12 @@ def gtg_shapley(
     sweeps only. Ends after `permutations_per_client` sweeps, T = 50·M permutations in the paper.
     """
 
-    def sweeps() -> Iterator[NDArray[np.int64]]:
-        for _ in range(permutations_per_client):
-            rest = rng.permuted(np.tile(np.arange(m - 1), (m, 1)), axis=1)
-            first = np.arange(m)[:, None]
-            yield np.hstack([first, rest + (rest >= first)])
-
     v0, v_all = utility(np.array([[False] * m, [True] * m]))
     if abs(v_all - v0) < epsilon:
         zeros = np.zeros(m)
         return ShapleyEstimate(zeros, zeros, 0, utility.num_evaluations, "between", "between")
-    return _sample(utility, m, sweeps(), v0, v_all, epsilon, stop)
+    sweeps = gtg_sweeps(m, permutations_per_client, rng)
+    return _sample(utility, m, sweeps, v0, v_all, epsilon, stop)
 
 
 def tmc_shapley(
@@ -154,31 +164,28 @@ def tmc_shapley(
     truncation between rounds.
     """
 
-    def sweeps() -> Iterator[NDArray[np.int64]]:
-        for _ in range(permutations_per_client):
-            yield rng.permuted(np.tile(np.arange(m), (m, 1)), axis=1)
-
     v0, v_all = utility(np.array([[False] * m, [True] * m]))
-    return _sample(utility, m, sweeps(), v0, v_all, epsilon, stop)
+    sweeps = uniform_sweeps(m, permutations_per_client, rng)
+    return _sample(utility, m, sweeps, v0, v_all, epsilon, stop)
 
 
 def _sample(
     utility: CachedUtility,
     m: int,
-    sweeps: Iterator[NDArray[np.int64]],
+    sweeps: Iterator[Permutations],
     v0: float,
     v_all: float,
     epsilon: float,
     stop: Stop,
 ) -> ShapleyEstimate:
     """Average marginal contributions over sweeps (·, M) of permutations, until `stop` says so."""
-    sums: list[Floats] = []  # per sweep: mean marginal contribution of each player, (M,)
-    gains: list[float] = []  # per permutation: last utility minus v0
+    drawn: list[Floats] = []  # per sweep: marginal contributions, (permutations, M)
+    ended: Literal["converged", "cap"] = "cap"
     truncated = False
     for permutations in sweeps:
-        total, v = np.zeros(m), np.full(len(permutations), v0)
-        prefix = np.zeros((len(permutations), m), dtype=bool)
         rows = np.arange(len(permutations))
+        marginal, v = np.empty(permutations.shape), np.full(len(permutations), v0)
+        prefix = np.zeros(permutations.shape, dtype=bool)
         for j in range(m):
             prefix[rows, permutations[:, j]] = True
             live = np.abs(v_all - v) >= epsilon
@@ -186,51 +193,52 @@ def _sample(
             after = v.copy()
             if live.any():
                 after[live] = utility(prefix[live])
-            np.add.at(total, permutations[:, j], after - v)
+            marginal[rows, permutations[:, j]] = after - v
             v = after
-        sums.append(total / len(permutations))
-        gains.extend(v - v0)
-        if _converged(np.array(sums), np.array(gains), stop):
-            ended: Literal["converged", "cap"] = "converged"
+        drawn.append(marginal)
+        if _converged(np.concatenate(drawn), stop):
+            ended = "converged"
             break
-    else:
-        ended = "cap"
-    means = np.array(sums)
-    error = (
-        means.std(axis=0, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else np.full(m, np.inf)
-    )
+    samples = np.concatenate(drawn)
     return ShapleyEstimate(
-        means.mean(axis=0),
-        error,
-        len(gains),
+        samples.mean(axis=0),
+        _standard_error(samples),
+        len(samples),
         utility.num_evaluations,
         "within" if truncated else "none",
         ended,
     )
 
 
-def _converged(sweeps: Floats, gains: Floats, stop: Stop) -> bool:
-    """Whether sampling may end.
+def _standard_error(samples: Floats) -> Floats:
+    """Of the mean of marginal contributions (permutations, M), (M,).
 
-    Args:
-        sweeps: (S, M), the mean marginal contributions of each sweep.
-        gains: (permutations,), the sum of each permutation's marginal contributions.
+    As for independent permutations, which is on the safe side for GTG's stratified ones.
+    """
+    n = len(samples)
+    if n < 2:
+        return np.full(samples.shape[1], np.inf)
+    error: Floats = samples.std(axis=0, ddof=1) / np.sqrt(n)
+    return error
 
-    `sound`: every client's standard error is at most 10 % of the largest value, after 5 sweeps.
+
+def _converged(samples: Floats, stop: Stop) -> bool:
+    """Whether sampling may end, given marginal contributions (permutations, M).
+
+    `sound`: every client's standard error is at most 10 % of the largest value, after 60
+    permutations; fewer can miss a rare large contribution and its variance altogether.
     `released`: as in the paper's released code, the mean value over clients has changed by less
     than 1 % on average over the last 10 permutations, after 19 of them. Efficiency holds that mean
     almost constant, so this says little of any single client.
     """
+    n = len(samples)
     if stop == "released":
-        running = np.cumsum(gains) / np.arange(1, len(gains) + 1)
-        if len(gains) < 19:
-            return False
+        running = np.cumsum(samples.mean(axis=1)) / np.arange(1, n + 1)
         change = np.abs(running[-10:] - running[-1]).mean()
-        return bool(change < 0.01 * abs(running[-1]))
-    if len(sweeps) < MIN_SWEEPS:
-        return False
-    error = sweeps.std(axis=0, ddof=1) / np.sqrt(len(sweeps))
-    return bool(error.max() <= MAX_RELATIVE_ERROR * np.abs(sweeps.mean(axis=0)).max())
+        return n >= 19 and bool(change < 0.01 * abs(running[-1]))
+    largest = np.abs(samples.mean(axis=0)).max()
+    error = _standard_error(samples).max()
+    return n >= MIN_PERMUTATIONS and bool(error <= MAX_RELATIVE_ERROR * largest)
 
 
 def valuation_from(config: ValuationConfig, default: str) -> Valuation | None:
