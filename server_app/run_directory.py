@@ -81,7 +81,7 @@ class RunDirectory:
         try:
             if (self.path / STATE).exists():
                 state = _read_state(self.path / STATE)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise RunDirectoryError(
                 f"{self.path / STATE}: cannot be read: {error}; delete the folder to start anew"
             ) from error
@@ -147,12 +147,14 @@ def _state_bytes(state: ServerState) -> bytes:
         "retry_round": stats.retry_round,
     }
     about = {"round": state.round, "val_loss": state.val_loss, "client_ids": stats.client_ids}
-    return save(arrays, metadata={key: json.dumps(value) for key, value in about.items()})
+    # One metadata entry: safetensors writes several in a random order, and equal states should be
+    # equal files.
+    return save(arrays, metadata={"about": json.dumps(about)})
 
 
 def _read_state(path: Path) -> ServerState:
     with safe_open(path, framework="numpy") as file:
-        about = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
+        about = json.loads(file.metadata()["about"])
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     params = arrays.pop("params")
     stats = ClientStats(tuple(about["client_ids"]), **arrays)

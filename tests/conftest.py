@@ -1,0 +1,44 @@
+"""Shared fixtures, and the public data sets where they are at hand."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.config import RunConfig
+from experiments.local_grid import identify_process
+
+DATA = Path(os.environ.get("GREEDYFED_DATA", Path(__file__).parents[2] / "shared" / "data"))
+#: Set by .ci/run: tests of the public data sets must run, not be skipped.
+REQUIRED = os.environ.get("GREEDYFED_REQUIRE_DATA") == "1"
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> str:
+    """Folder of MNIST, FashionMNIST and cifar10.zip; a clone of the project has none."""
+    if not DATA.is_dir():
+        message = f"needs MNIST, FashionMNIST and cifar10.zip in {DATA} (or $GREEDYFED_DATA)"
+        if REQUIRED:
+            pytest.fail(message)
+        pytest.skip(message)
+    return str(DATA)
+
+
+@pytest.fixture(autouse=True)
+def _process_identity():
+    """Flower makes no Message in a process without one."""
+    identify_process()
+
+
+@pytest.fixture
+def small(tmp_path) -> RunConfig:
+    """A run of seconds: 6 clients with digits, 2 a round, 6 rounds."""
+    return RunConfig.from_flat(
+        {
+            "num-clients": 6,
+            "clients-per-round": 2,
+            "num-rounds": 6,
+            "learning-rate": 0.1,
+            "output-dir": str(tmp_path / "runs"),
+        }
+    )

@@ -1,0 +1,122 @@
+"""A run that was interrupted ends as an unbroken one, to the last bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from server_app import run_directory
+from server_app.run_directory import RunDirectory, RunDirectoryError
+from tests.federation import directory_of, history_of, run
+
+
+def numbers(directory):
+    """History without the clock."""
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in history_of(directory)]
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+@pytest.mark.parametrize("saved_every_round", [True, False])
+def test_resume_equals_straight_run(small, tmp_path, monkeypatch, stop_after, saved_every_round):
+    config = small.with_values(noise_sigma=0.1, straggler_fraction=0.5, cumulative="exponential")
+    straight = run(config.with_values(output_dir=str(tmp_path / "straight")))
+    monkeypatch.setattr(run_directory, "SAVE_EVERY_SECONDS", 0 if saved_every_round else 1e9)
+    record = RunDirectory.record
+
+    def stop(self, row, state):
+        record(self, row, state)
+        if row.round == stop_after:
+            raise StopError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "record", stop)
+        with pytest.raises(StopError):
+            run(config)
+    resumed = run(config.with_values(resume=True))
+    for name in ("model.safetensors", "state.safetensors"):
+        assert (resumed / name).read_bytes() == (straight / name).read_bytes()
+    assert numbers(resumed) == numbers(straight)
+
+
+def test_a_killed_run_resumes(small, tmp_path):
+    """SIGKILL at any moment: nothing is lost but time, no round is counted twice."""
+    config = small.with_values(num_rounds=300)
+    straight = run(config.with_values(output_dir=str(tmp_path / "straight")))
+    flat = config.to_flat()
+    changes = [f"-c{k}={json.dumps(v)}" for k, v in flat.items() if k != "resume" and v != ""]
+    command = [sys.executable, "-m", "experiments.cli", "run", "--resume", *changes]
+    for wanted in (20, 120):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        history = directory_of(config) / "history.jsonl"
+        while not history.exists() or history.read_bytes().count(b"\n") < wanted:
+            time.sleep(0.01)
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    resumed = run(config.with_values(resume=True))
+    assert (resumed / "model.safetensors").read_bytes() == (
+        straight / "model.safetensors"
+    ).read_bytes()
+    assert numbers(resumed) == numbers(straight)
+
+
+def test_a_finished_run_is_not_overwritten(small):
+    directory = run(small)
+    before = (directory / "history.jsonl").read_bytes()
+    with pytest.raises(RunDirectoryError, match=r"holds a finished run.*resume = true"):
+        run(small)
+    assert run(small.with_values(resume=True)) == directory  # nothing to do
+    assert (directory / "history.jsonl").read_bytes() == before
+
+
+def test_a_history_line_cut_short_is_dropped(small, monkeypatch):
+    directory = run(small)
+    expected = numbers(directory)
+    (directory / "summary.json").unlink()
+    with open(directory / "history.jsonl", "a") as file:
+        file.write('{"round": 7, "coh')
+    run(small.with_values(resume=True))
+    assert numbers(directory) == expected
+
+
+def test_a_damaged_state_is_named(small):
+    directory = run(small)
+    (directory / "state.safetensors").write_bytes(b"not a state")
+    with pytest.raises(RunDirectoryError, match=r"state\.safetensors: cannot be read"):
+        run(small.with_values(resume=True))
+
+
+def test_two_processes_do_not_share_a_run(small):
+    held = RunDirectory(small)
+    with pytest.raises(RunDirectoryError, match="another process"):
+        RunDirectory(small)
+    held.close()
+    RunDirectory(small).close()
+
+
+def test_a_full_disk_keeps_what_was_saved(small, monkeypatch):
+    """The last good state stays when a later one cannot be written, and the run can go on."""
+    monkeypatch.setattr(run_directory, "SAVE_EVERY_SECONDS", 0)
+    write, calls = RunDirectory.write, []
+
+    def full(self, name, content):
+        calls.append(name)
+        if calls.count("state.safetensors") > 3 and name == "state.safetensors":
+            (self.path / f".{name}.partial").write_bytes(content[:10])
+            raise OSError(28, "No space left on device")
+        write(self, name, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(small)
+    resumed = run(small.with_values(resume=True))
+    assert [r["round"] for r in history_of(resumed)] == [1, 2, 3, 4, 5, 6]

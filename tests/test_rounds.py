@@ -1,0 +1,163 @@
+"""Whole runs in process: what is on disk, and clients that fail."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from safetensors.torch import load_file
+
+from client_app.app import app as client_app
+from common.datasets import load_splits
+from common.evaluation import evaluate
+from common.models import build_model
+from experiments.local_grid import FIRST_CLIENT_NODE
+from server_app.app import app as server_app
+from server_app.strategy import RoundError
+from tests.federation import (
+    FAULTS,
+    SilentGrid,
+    clients_of,
+    directory_of,
+    history_of,
+    run,
+)
+
+
+def test_a_run_directory_says_everything(small):
+    directory = run(small)
+    history = history_of(directory)
+    assert [r["round"] for r in history] == [1, 2, 3, 4, 5, 6]
+    # Round robin: 6 clients, 2 a round; then greedy on the cumulative values.
+    assert sorted(c for r in history[:3] for c in r["cohort"]) == [
+        f"partition-{i}" for i in range(6)
+    ]
+    value = {}
+    for record in history:
+        if record["round"] > 3:
+            best = sorted(value, key=value.__getitem__, reverse=True)[:2]
+            assert set(record["cohort"]) == set(best)
+        value |= record["cumulative"]
+        assert record["shapley"].keys() == record["std_error"].keys() == set(record["cohort"])
+        assert record["failures"] == {}
+        assert record["evaluations"] <= 3
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["status"] == "complete"
+    assert {c["client_id"]: c["value"] for c in summary["clients"]} == pytest.approx(value)
+    assert sum(c["times_selected"] for c in summary["clients"]) == 12
+    about = json.loads((directory / "config.json").read_text())
+    assert about["config"] == small.to_flat()
+    assert about["versions"]["flwr"].startswith("1.42")
+
+
+def test_shapley_values_of_a_round_add_up_to_its_validation_gain(small):
+    history = history_of(run(small))
+    for before, after in pairwise(history):
+        gain = before["val_loss"] - after["val_loss"]
+        assert sum(after["shapley"].values()) == pytest.approx(gain, abs=2e-4)
+
+
+def test_the_saved_model_has_the_recorded_accuracy(small):
+    directory = run(small)
+    splits = load_splits(small.data, small.seed)
+    model = build_model("auto", splits.input_shape, splits.num_classes, seed=99)
+    model.load_state_dict(load_file(directory / "model.safetensors"))
+    last = history_of(directory)[-1]
+    assert evaluate(model, splits.test).accuracy == last["test_accuracy"]
+    assert evaluate(model, splits.val).loss == pytest.approx(last["val_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_reply_is_left_out_and_the_others_count(small, fault):
+    config = small.with_values(max_examples=1000, clients_per_round=3)
+    history = history_of(run(config, {2: fault}))
+    failed = [r for r in history if r["failures"]]
+    assert failed
+    assert history[-1]["test_accuracy"] > history[0]["test_accuracy"]
+    for record in failed:
+        assert list(record["failures"]) == ["partition-2"]
+        assert FAULTS[fault][1] in record["failures"]["partition-2"]
+        assert "partition-2" not in record["shapley"]
+        assert len(record["shapley"]) == 2
+        assert np.isfinite(record["val_loss"])
+
+
+def test_a_round_with_one_bad_reply_averages_the_others(small):
+    """The same as if the cohort had been the others: equal to the state of a run without it."""
+    config = small.with_values(clients_per_round=6, num_rounds=1)
+    record = history_of(run(config, {1: "nan"}))[0]
+    splits = load_splits(config.data, config.seed)
+    model = build_model("auto", splits.input_shape, splits.num_classes, config.seed)
+    model.load_state_dict(load_file(directory_of(config) / "model.safetensors"))
+    assert evaluate(model, splits.val).loss == pytest.approx(record["val_loss"], rel=1e-6)
+    assert len(record["shapley"]) == 5
+
+
+def test_a_client_that_keeps_failing_is_asked_less_and_less(small):
+    config = small.with_values(num_rounds=40, algorithm="fedavg", clients_per_round=3)
+    history = history_of(run(config, {0: "raises"}))
+    failed = [r["round"] for r in history if "partition-0" in r["cohort"]]
+    assert all("partition-0" in history[t - 1]["failures"] for t in failed)
+    waits = np.diff(failed)
+    assert all(wait >= 2 ** min(k, 6) for k, wait in enumerate(waits, 1))
+
+
+def test_never_valued_but_failing_does_not_block_the_round_robin(small):
+    history = history_of(run(small.with_values(num_rounds=8), {4: "nan"}))
+    good = {c for r in history for c in r["shapley"]}
+    assert good == {f"partition-{i}" for i in (0, 1, 2, 3, 5)}
+
+
+@pytest.mark.parametrize("algorithm", ["greedyfed", "fedavg"])
+def test_a_round_without_a_usable_update_stops_the_run_and_keeps_it(small, algorithm):
+    config = small.with_values(algorithm=algorithm, clients_per_round=6)
+    with pytest.raises(RoundError, match="none of the 6 clients asked returned a usable update"):
+        run(config, dict.fromkeys(range(6), "nan"))
+    directory = directory_of(config)
+    assert not (directory / "summary.json").exists()
+    assert (directory / "state.safetensors").exists()
+
+
+def test_a_client_that_does_not_answer_is_left_out(small):
+    flat = small.with_values(clients_per_round=3).to_flat()
+    grid = SilentGrid(client_app, flat, [{} for _ in range(6)], silent={FIRST_CLIENT_NODE + 3})
+    server_app(grid=grid, context=Context(1, 1, {}, RecordDict(), flat))
+    config = small.with_values(clients_per_round=3)
+    failed = [r["failures"] for r in history_of(directory_of(config)) if r["failures"]]
+    assert failed[0] == {"partition-3": "no answer before the deadline"}
+
+
+def test_reasons_are_one_short_line(small):
+    config = small.with_values(clients_per_round=6, num_rounds=1)
+    record = history_of(run(config, {0: "raises"}))[0]
+    (reason,) = record["failures"].values()
+    assert "\n" not in reason
+    assert len(reason) < 350
+
+
+def test_every_valuation_and_average_runs(small):
+    for change in (
+        {"valuation": "exact"},
+        {"valuation": "tmc"},
+        {"valuation_stop": "released"},
+        {"cumulative": "exponential"},
+        {"algorithm": "fedavg"},
+        {"algorithm": "fedavg", "valuation": "gtg"},
+        {"proximal_mu": 1.0},
+    ):
+        config = small.with_values(num_rounds=4, **change)
+        history = history_of(run(config))
+        assert len(history) == 4
+        valued = change.get("algorithm") != "fedavg" or "valuation" in change
+        assert bool(history[-1]["shapley"]) == valued
+
+
+def test_heterogeneity_is_told_in_the_summary(small):
+    config = small.with_values(noise_sigma=0.6, straggler_fraction=0.5, clients_per_round=1)
+    clients = json.loads((run(config) / "summary.json").read_text())["clients"]
+    assert len(clients) == clients_of(config)
+    sigmas = sorted(c["noise_sigma"] for c in clients)
+    assert sigmas == pytest.approx([0.1 * k for k in range(6)])
+    assert all(sum(c["label_histogram"]) == c["num_examples"] for c in clients)
+    assert sum(c["local_epochs"] < 5 for c in clients) <= 3
