@@ -76,8 +76,10 @@ def _train_here(config: RunConfig, progress: RoundProgress) -> None:
 
 def _train_with_ray(config: RunConfig, progress: RoundProgress) -> None:
     from experiments.simulation import simulate
+    from server_app.run_directory import RunDirectory
 
     check_data(config)
+    RunDirectory(config).close()  # its errors come now, not after Ray's start
     simulate(config, progress)
 
 

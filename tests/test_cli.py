@@ -1,0 +1,74 @@
+"""The `greedyfed` command as its user meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.cli import parse_change
+
+ROOT = Path(__file__).parents[1]
+
+
+def greedyfed(*arguments, cwd):
+    command = [sys.executable, "-m", "experiments.cli", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, check=False, env=None, timeout=300
+    )
+
+
+def test_run_prints_the_run_directory_last(tmp_path):
+    (tmp_path / "keys.toml").write_text("num-rounds = 3\nnum-clients = 6\n")
+    done = greedyfed(
+        "run", "--config", "keys.toml", "-c", "seed=7", "-c", "model=mlp", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    directory = Path(done.stdout.splitlines()[-1])
+    assert directory.parent == tmp_path / "runs"
+    assert (directory / "summary.json").exists()
+    assert "Accuracy by round" in done.stdout
+    assert "round 3/3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-c", "num-round=3"], "did you mean 'num-rounds'?"),
+        (["-c", "num-rounds"], "must be key=value"),
+        (["-c", "=3"], "must be key=value"),
+        (["-c", "num-rounds=many"], "num-rounds = 'many': input should be a valid integer"),
+        (["--config", "missing.toml"], "--config missing.toml: [Errno 2]"),
+        (["--config", "bad.toml"], "--config bad.toml: "),
+        (["-c", "dataset=mnist", "--data-dir", "nowhere"], "nowhere': no such folder"),
+        (["-c", "num-clients=500"], "num-clients = 500: more than min-examples-per-client"),
+        (["-c", "model=a:b"], "model = 'a:b': cannot be imported"),
+        (["--output-dir", "file"], "file': cannot be written"),
+        (["--ray", "--output-dir", "file"], "file': cannot be written"),
+        (["-c", "validation-size=5000"], "validation-size = 5000: digits holds out 599"),
+    ],
+)
+def test_errors_are_one_line_and_exit_with_2(arguments, words, tmp_path):
+    (tmp_path / "bad.toml").write_text("seed == 3")
+    (tmp_path / "file").write_text("")
+    done = greedyfed("run", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed=3", ("seed", 3)),
+        ("learning-rate = 1e-4", ("learning-rate", 1e-4)),
+        ("dataset=mnist", ("dataset", "mnist")),
+        ('dataset="mnist"', ("dataset", "mnist")),
+        ("resume=true", ("resume", True)),
+        ("data-dir=2024", ("data-dir", "2024")),
+        ("model=a.b:c", ("model", "a.b:c")),
+    ],
+)
+def test_values_need_no_quotes(text, expected):
+    assert parse_change(text) == expected

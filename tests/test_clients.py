@@ -1,0 +1,95 @@
+"""Simulated clients: stragglers, noise, identity, and what a node's own configuration decides."""
+
+import numpy as np
+import pytest
+
+from client_app.data import ClientError, my_data
+from common.config import RunConfig
+from common.heterogeneity import local_epochs, noise_levels
+from common.seeding import Stream, rng_for
+from tests.federation import directory_of, history_of, run
+
+
+@pytest.mark.parametrize(("fraction", "most"), [(0.0, 0), (0.5, 50), (0.9, 90), (1.0, 100)])
+def test_stragglers_do_fewer_epochs(fraction, most):
+    epochs = local_epochs(0, 100, 5, fraction)
+    assert epochs.min() >= 1
+    assert epochs.max() == 5
+    slow = (epochs < 5).sum()
+    assert slow <= most  # a straggler may draw all E epochs
+    assert slow >= 0.6 * most
+    assert (local_epochs(0, 100, 5, fraction) == epochs).all()
+
+
+def test_noise_levels_are_a_ladder_in_random_order():
+    levels = noise_levels(3, 50, 0.1)
+    np.testing.assert_allclose(np.sort(levels), 0.1 * np.arange(50) / 50)
+    assert (np.diff(levels) < 0).any()
+    assert (noise_levels(4, 50, 0.1) != levels).any()
+
+
+def test_streams_are_independent():
+    draws = {
+        tuple(rng_for(seed, stream, *ids).integers(2**62, size=2))
+        for seed in (0, 1)
+        for stream in Stream
+        for ids in ((), (0,), (1,), (0, 1), (1, 0))
+    }
+    assert len(draws) == 2 * len(Stream) * 5
+
+
+def node(**keys):
+    return {"partition-id": 1, "num-partitions": 4} | {
+        k.replace("_", "-"): v for k, v in keys.items()
+    }
+
+
+CONFIG = RunConfig.from_flat({"num-clients": 4, "noise-sigma": 0.4, "straggler-fraction": 1.0})
+
+
+def test_a_nodes_own_settings_win():
+    simulated = my_data(node(), CONFIG)
+    own = my_data(node(local_epochs=9, noise_sigma=0.7), CONFIG)
+    assert (own.local_epochs, own.noise_sigma, own.secret_noise) == (9, 0.7, True)
+    assert (own.info.local_epochs, own.info.noise_sigma) == (None, None)
+    assert not simulated.secret_noise
+    assert simulated.info.noise_sigma == simulated.noise_sigma
+
+
+def test_secret_noise_cannot_be_drawn_again(small):
+    """The server knows the seed, so a node's own noise must not come from it."""
+    from client_app.app import app
+    from experiments.local_grid import run_in_process
+    from server_app.app import app as server_app
+
+    losses = []
+    for name in ("a", "b"):
+        config = small.with_values(output_dir=f"{small.output_dir}/{name}", num_rounds=1)
+        nodes = [{"noise-sigma": 0.1} for _ in range(6)]
+        run_in_process(server_app, app, config.to_flat(), nodes)
+        losses.append(history_of(directory_of(config))[0]["val_loss"])
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"partition_id": 4}, "partition-id = 4, num-partitions = 4"),
+        ({"partition_id": -1}, "needs 0 <= partition-id < num-partitions"),
+        ({"partition_id": "one"}, "partition-id = 'one'"),
+        ({"local_epochs": 0}, "local-epochs = 0: must be 1 or more"),
+        ({"local_epochs": 2.5}, "local-epochs = 2.5"),
+        ({"noise_sigma": -0.1}, "noise-sigma = -0.1: must be 0 or more"),
+        ({"noise_sigma": float("nan")}, "noise-sigma = nan"),
+        ({"noise_sigma": "much"}, "noise-sigma = 'much'"),
+    ],
+)
+def test_bad_node_configs_are_named(settings, words):
+    with pytest.raises(ClientError) as error:
+        my_data(node(**settings), CONFIG)
+    assert words in str(error.value)
+
+
+def test_stragglers_partial_work_counts(small):
+    history = history_of(run(small.with_values(straggler_fraction=1.0)))
+    assert all(not r["failures"] and r["shapley"] for r in history)

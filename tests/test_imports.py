@@ -1,0 +1,75 @@
+"""The imports go one way, and a client's process loads no more than it needs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    path.relative_to(ROOT)
+    for package in ("common", "client_app", "server_app", "experiments", "benchmarks")
+    for path in (ROOT / package).rglob("*.py")
+)
+OURS = {"common", "client_app", "server_app", "experiments", "benchmarks", "tests"}
+MAY_IMPORT = {
+    "common": {"common"},
+    "client_app": {"common", "client_app"},
+    "server_app": {"common", "server_app"},
+    "experiments": {"common", "client_app", "server_app", "experiments"},
+    "benchmarks": OURS - {"tests"},
+}
+MAY_USE_FLOWER = {
+    "common/wire.py",
+    "client_app/app.py",
+    "server_app/app.py",
+    "server_app/registry.py",
+    "server_app/strategy.py",
+    "experiments/local_grid.py",
+}
+NUMPY_ONLY = {
+    "common/partition.py",
+    "common/heterogeneity.py",
+    "common/seeding.py",
+    "server_app/selection.py",
+    "server_app/state.py",
+    "server_app/valuation.py",
+}
+STANDARD = sys.stdlib_module_names
+
+
+def imported(path):
+    """Top-level names that a module imports, inside functions too."""
+    names = set()
+    for element in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(element, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in element.names}
+        elif isinstance(element, ast.ImportFrom) and element.module:
+            assert element.level == 0, f"{path}: relative import"
+            names.add(element.module.split(".")[0])
+    return names
+
+
+def test_there_are_modules():
+    assert len(MODULES) > 25
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_import_rules(path):
+    names = imported(path)
+    assert names & OURS <= MAY_IMPORT[path.parts[0]]
+    if str(path) not in MAY_USE_FLOWER and path.parts[0] != "benchmarks":
+        assert "flwr" not in names
+    if str(path) in NUMPY_ONLY:
+        assert names - STANDARD - OURS <= {"numpy"}
+
+
+def test_a_client_process_loads_neither_torchvision_nor_ray_nor_sklearn():
+    code = "import sys, client_app.app; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"torchvision", "ray", "sklearn", "server_app", "experiments"}
