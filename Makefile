@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test install format clean
+.PHONY: demo test install format clean curve bench
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -30,3 +30,17 @@ format: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+# The paper's MNIST curve, GreedyFed and FedAvg over five seeds: make curve DATA=folder-with-MNIST
+SEEDS ?= 0 1 2 3 4
+JOBS ?= 2
+curve: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "call make curve DATA=folder (with MNIST/raw; see README, MNIST)"; exit 2; }
+	for algorithm in greedyfed fedavg; do for seed in $(SEEDS); do echo $$algorithm $$seed; done; done | \
+	xargs -P $(JOBS) -L 1 sh -c '$(BIN)/greedyfed run --resume --config experiments/mnist.toml --data-dir "$(DATA)" \
+		--output-dir runs/mnist -c algorithm=$$0 -c seed=$$1 | tail -1'
+	$(BIN)/python -m experiments.plots runs/mnist -o docs/accuracy.png --at 150 --at 250 --at 350 --at 400
+
+# Ratios within one run on one core: make bench DATA=folder-with-MNIST
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks.round --data-dir "$(DATA)" --check

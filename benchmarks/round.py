@@ -12,6 +12,7 @@ MNIST as in experiments/mnist.toml, on one core. Two tables' worth of ratios:
 
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -53,7 +55,7 @@ class Updates:
 
     previous: Vector
     updates: Vector
-    weights: np.ndarray[tuple[int], np.dtype[np.float64]]
+    weights: NDArray[np.float64]
     previous_loss: float
 
 
@@ -95,12 +97,12 @@ def bare_loop(config: RunConfig) -> tuple[float, list[Updates]]:
 
 def ours(
     server: ServerModel, given: Updates, rng: np.random.Generator
-) -> tuple[CachedUtility, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+) -> tuple[CachedUtility, NDArray[np.float64]]:
     """GTG-Shapley as the strategy runs it."""
     average = ModelAverageUtility(server, given.previous, given.updates, given.weights)
     utility = CachedUtility(average, empty=-given.previous_loss)
     estimate = gtg_shapley(utility, len(given.updates), rng, stop="released")
-    return utility, estimate.values  # type: ignore[return-value]
+    return utility, estimate.values
 
 
 def as_written(server: ServerModel, given: Updates, rng: np.random.Generator) -> int:
@@ -118,7 +120,8 @@ def as_written(server: ServerModel, given: Updates, rng: np.random.Generator) ->
     v0, v_all = utility([]), utility(list(range(m)))
     if abs(v_all - v0) < epsilon:
         return count
-    values, means = np.zeros(m), []
+    values = np.zeros(m)
+    means: list[float] = []
     for sweep in gtg_sweeps(m, 50, rng):
         for order in sweep:
             tau, v = len(means) + 1, v0
@@ -155,7 +158,7 @@ def main(
     check: Annotated[bool, typer.Option(help="Exit with 1 when a bar is missed.")] = False,
 ) -> None:
     """Print the table."""
-    rounds, repeats = (40, 3) if quick else (120, 5)
+    rounds, repeats = (60, 3) if quick else (150, 5)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
@@ -163,8 +166,6 @@ def main(
     config = RunConfig.from_flat(keys)
     check_data(config)
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as quiet:
-        import sys
-
         stdout, sys.stdout = sys.stdout, quiet
         try:
             accuracy, kept = bare_loop(config)  # also warms every cache

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from common.config import RunConfig, Scalar
+from common.config import DataConfig, HeterogeneityConfig, RunConfig, Scalar
 from common.datasets import Dataset, load_splits
 from common.errors import GreedyfedError
 from common.heterogeneity import local_epochs, noise_levels
@@ -49,7 +49,9 @@ def my_data(node_config: Mapping[str, Scalar], config: RunConfig) -> ClientData:
             f"partition-id = {index!r}, num-partitions = {count!r}: a client of a public data set "
             "needs 0 <= partition-id < num-partitions; give both by --node-config"
         )
-    me = _simulated_client(config, index)
+    me = _simulated_client(
+        config.data, config.seed, config.heterogeneity, config.training.local_epochs, index
+    )
     if "local-epochs" in node_config:
         epochs = node_config["local-epochs"]
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
@@ -65,39 +67,36 @@ def my_data(node_config: Mapping[str, Scalar], config: RunConfig) -> ClientData:
 
 
 @lru_cache(maxsize=4096)
-def _simulated_client(config: RunConfig, index: int) -> ClientData:
-    """Client `index` of N = config.data.num_clients; cached, since every round asks again."""
-    n, simulated = config.data.num_clients, config.heterogeneity
-    splits = load_splits(config.data, config.seed)
-    parts = _parts(config)
+def _simulated_client(
+    data: DataConfig, seed: int, heterogeneity: HeterogeneityConfig, most_epochs: int, index: int
+) -> ClientData:
+    """Client `index` of N = data.num_clients; cached, since every round asks again."""
+    splits, parts = load_splits(data, seed), _parts(data, seed)
     if isinstance(parts, PartitionError):
         raise parts
-    data = splits.train.take(parts[index])
-    epochs = local_epochs(
-        config.seed, n, config.training.local_epochs, simulated.straggler_fraction
-    )[index]
-    sigma = noise_levels(config.seed, n, simulated.noise_sigma)[index]
-    histogram = np.bincount(data.y.numpy(), minlength=splits.num_classes)
-    info = ClientInfo(
-        f"partition-{index}", len(data), tuple(histogram.tolist()), int(epochs), float(sigma)
-    )
-    return ClientData(info, data, splits.input_shape, splits.num_classes, int(epochs), float(sigma))
+    mine = splits.train.take(parts[index])
+    fraction, sigma = heterogeneity.straggler_fraction, heterogeneity.noise_sigma
+    epochs = int(local_epochs(seed, data.num_clients, most_epochs, fraction)[index])
+    noise = float(noise_levels(seed, data.num_clients, sigma)[index])
+    histogram = np.bincount(mine.y.numpy(), minlength=splits.num_classes)
+    info = ClientInfo(f"partition-{index}", len(mine), tuple(histogram.tolist()), epochs, noise)
+    return ClientData(info, mine, splits.input_shape, splits.num_classes, epochs, noise)
 
 
 @lru_cache(maxsize=2)
-def _parts(config: RunConfig) -> list[NDArray[np.int64]] | PartitionError:
+def _parts(data: DataConfig, seed: int) -> list[NDArray[np.int64]] | PartitionError:
     """The examples of every client; a failure is returned, since only that is cached."""
-    splits = load_splits(config.data, config.seed)
+    splits = load_splits(data, seed)
     if splits.owner is not None:
-        return [np.flatnonzero(splits.owner == k) for k in range(config.data.num_clients)]
+        return [np.flatnonzero(splits.owner == k) for k in range(data.num_clients)]
     try:
         return partition(
             splits.train.y.numpy(),
-            config.data.num_clients,
-            scheme=config.data.partition,
-            alpha=config.data.dirichlet_alpha,
-            min_examples=config.data.min_examples_per_client,
-            rng=rng_for(config.seed, Stream.PARTITION),
+            data.num_clients,
+            scheme=data.partition,
+            alpha=data.dirichlet_alpha,
+            min_examples=data.min_examples_per_client,
+            rng=rng_for(seed, Stream.PARTITION),
         )
     except PartitionError as error:
         return error

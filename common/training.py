@@ -33,8 +33,11 @@ def local_sgd(
     n, batches = len(data), config.batches_per_epoch
     size = n // batches or n
     loss_sum = torch.zeros((), device=data.x.device)
-    with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's generator
-        torch.manual_seed(int(rng.integers(2**63)))
+    cuda = [data.x.device] if data.x.is_cuda else []
+    with torch.random.fork_rng(devices=cuda):  # dropout and the like draw from torch's generators
+        torch.default_generator.manual_seed(int(rng.integers(2**63)))
+        if cuda:
+            torch.cuda.manual_seed(int(rng.integers(2**63)))
         for _ in range(epochs):
             order = torch.from_numpy(rng.permutation(n)).to(data.x.device)
             loss_sum.zero_()

@@ -1,6 +1,7 @@
 """The `greedyfed` command."""
 
 import logging
+import signal
 import sys
 import tomllib
 from pathlib import Path
@@ -141,7 +142,8 @@ def main() -> None:
     Exit codes: 0 done, 1 the run failed, 2 it was not started as the request is wrong.
     """
     # Imported by name, since importing the modules would load torch for `--help`.
-    failed = {"RoundError", "SimulationError", "UtilityError"}
+    failed = {"RoundError", "SimulationError"}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     try:
         app()
     except GreedyfedError as error:

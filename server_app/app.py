@@ -16,7 +16,7 @@ from common.datasets import load_splits
 from common.models import build_model
 from server_app.algorithms import build_strategy
 from server_app.run_directory import MODEL, SUMMARY, RunDirectory, read_history
-from server_app.state import ClientStats, RoundRecord, ServerState
+from server_app.state import RoundRecord, ServerState
 from server_app.strategy import SelectiveFedAvg
 from server_app.utility import ServerModel
 
@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDirectory) -> None:
-    state = directory.load() or ServerState(0, model.spec.flatten(model.model), ClientStats())
+    state = directory.load() or model.initial_state()
     log.info("run directory %s", directory.path, extra={"run_directory": str(directory.path)})
     if directory.is_complete:
         log.info("this run is complete: nothing to do")

@@ -1,6 +1,7 @@
 """Which clients are connected, and at which Flower node each of them is found."""
 
 import logging
+from collections import Counter
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -39,11 +40,10 @@ class ClientRegistry:
         )
         if not strangers:
             return []
-        # One record for all: an empty request is refused by no runtime, but a shared one is cheap.
         content = RecordDict({"question": ConfigRecord({"who": "are you"})})
         requests = [Message(content, node, MessageType.QUERY) for node in strangers]
         answers = replies_by_request(requests, grid.send_and_receive(requests, timeout=timeout))
-        new = []
+        new, reasons = [], Counter[str]()
         for node in strangers:
             try:
                 info = decode_info(content_of(answers.get(node)))
@@ -52,13 +52,15 @@ class ClientRegistry:
             except BadReplyError as error:
                 tries = self._refused.get(node, (0, 0, ""))[0]
                 self._refused[node] = (tries + 1, server_round + 2 ** min(tries, 6), str(error))
-                log.warning("node %d is not used: %s", node, error)
+                reasons[str(error)] += 1
                 continue
             self._refused.pop(node, None)
             self._known[node] = info.client_id
             self.nodes[info.client_id] = node
             self.infos[info.client_id] = info
             new.append(info)
+        for reason, count in reasons.items():
+            log.warning("%d connected nodes are not used: %s", count, reason)
         return new
 
     @property

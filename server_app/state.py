@@ -89,13 +89,15 @@ class Cumulative:
 class ServerState:
     """The checkpoint: the model (D,) after `round` rounds, its validation loss and the statistics.
 
+    The loss is v_0 of the next round, which need not be evaluated again.
+
     There is no generator state: every round's generators are derived from the seed.
     """
 
     round: int
     params: Vector
     stats: ClientStats
-    val_loss: float | None = None
+    val_loss: float
 
 
 @dataclass(frozen=True)

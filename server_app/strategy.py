@@ -5,10 +5,9 @@ when a run is resumed.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -17,7 +16,6 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from common.errors import GreedyfedError
-from common.evaluation import Evaluation
 from common.params import Vector
 from common.seeding import Stream, rng_for
 from common.wire import (
@@ -31,6 +29,7 @@ from common.wire import (
     replies_by_request,
 )
 from server_app.registry import ClientRegistry
+from server_app.round import Round
 from server_app.selection import Greedy, RoundRobinFirst, SelectionPolicy, SelectionView
 from server_app.state import Cumulative, RoundRecord, ServerState
 from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
@@ -38,6 +37,7 @@ from server_app.valuation import (
     NOT_VALUED,
     CachedUtility,
     ShapleyEstimate,
+    UtilityError,
     Valuation,
     gtg_shapley,
 )
@@ -47,26 +47,6 @@ class RoundError(GreedyfedError):
     """A round from which nothing was learned."""
 
 
-@dataclass
-class _Round:
-    """What is known of the round that is under way."""
-
-    number: int
-    cohort: list[str] = field(default_factory=list)
-    requests: list[Message] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
-    valued: list[str] = field(default_factory=list)
-    estimate: ShapleyEstimate = NOT_VALUED
-    after: ServerState | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - started
-
-
 class SelectiveFedAvg(Strategy):
     """Select a cohort, average its updates by n_k, value them, update the clients' statistics.
 
@@ -74,7 +54,7 @@ class SelectiveFedAvg(Strategy):
         model: the model and the server's validation and test splits.
         policy: which clients take part in a round.
         valuation: values of a round's updates; None when nobody needs them.
-        state: where to start from: a new state, or one that was saved.
+        state: where to start from; the model's initial state, or one that was saved.
         seed: seed of selection and valuation.
         clients_per_round: cohort size M.
         cumulative: how a round's values enter the cumulative ones.
@@ -89,7 +69,7 @@ class SelectiveFedAvg(Strategy):
         model: ServerModel,
         policy: SelectionPolicy,
         valuation: Valuation | None,
-        state: ServerState,
+        state: ServerState | None = None,
         seed: int = 0,
         clients_per_round: int = 3,
         cumulative: Cumulative | None = None,
@@ -97,14 +77,16 @@ class SelectiveFedAvg(Strategy):
         max_examples: int = 0,
         on_round: Callable[[RoundRecord, ServerState], None] = lambda record, state: None,
     ) -> None:
-        self.state = state
+        self.state = state or model.initial_state()
         self._model, self._policy, self._valuation = model, policy, valuation
         self._seed, self._num_select = seed, clients_per_round
         self._cumulative = cumulative or Cumulative()
         self._deadline, self._max_examples = deadline, max_examples
         self._on_round = on_round
         self._registry = ClientRegistry()
-        self._now, self._sent_at = _Round(state.round), 0.0
+        self._now = Round(self.state.round)
+        self._requests: list[Message] = []
+        self._sent_at = 0.0
 
     @property
     def clients(self) -> dict[str, ClientInfo]:
@@ -135,7 +117,7 @@ class SelectiveFedAvg(Strategy):
         Raises:
             RoundError: no client is connected.
         """
-        now = self._now = _Round(self.state.round + 1)
+        now = self._now = Round(self.state.round + 1)
         with now.phase("select"):
             new = self._registry.refresh(grid, now.number, self._deadline)
             nodes = self._registry.nodes
@@ -152,12 +134,12 @@ class SelectiveFedAvg(Strategy):
             )
             chosen = self._policy.select(view, rng_for(self._seed, Stream.SELECT, now.number))
             now.cohort = [stats.client_ids[k] for k in chosen]
-            now.requests = [
+            self._requests = [
                 Message(encode_params(self.state.params, now.number), nodes[c], MessageType.TRAIN)
                 for c in now.cohort
             ]
         self._sent_at = time.perf_counter()
-        return now.requests
+        return self._requests
 
     def _available(self, present: NDArray[np.bool_], server_round: int) -> NDArray[np.bool_]:
         """Who may be asked, (N,): present and not backed off, unless too few would remain."""
@@ -175,8 +157,8 @@ class SelectiveFedAvg(Strategy):
         """Decode the replies one by one, leave out the unusable, and aggregate the others."""
         now = self._now
         now.seconds["clients"] = time.perf_counter() - self._sent_at
-        answers, updates = replies_by_request(now.requests, replies), []
-        for client_id, request in zip(now.cohort, now.requests, strict=True):
+        answers, updates = replies_by_request(self._requests, replies), []
+        for client_id, request in zip(now.cohort, self._requests, strict=True):
             try:
                 content = content_of(answers.get(request.metadata.dst_node_id))
                 size = self._model.spec.size
@@ -190,83 +172,72 @@ class SelectiveFedAvg(Strategy):
 
         Averages, values the updates, and takes the values into the clients' statistics. The updates
         are put in the order of their clients, so that floating-point sums do not depend on the
-        order of arrival.
+        order of arrival. A client whose own model has no finite validation loss is left out.
 
         Raises:
-            RoundError: no updates.
+            RoundError: nothing to average, or an average without a finite validation loss.
         """
-        now, before = self._now, self.state
-        stats = before.stats.with_clients({u.client_id: u.num_examples for u in updates})
-        failed = np.array([stats.index(c) for c in now.failures], np.int64)
-        updates = sorted(updates, key=lambda u: stats.index(u.client_id))
-        succeeded = np.array([stats.index(u.client_id) for u in updates], np.int64)
+        now = self._now
+        stats = self.state.stats.with_clients({u.client_id: u.num_examples for u in updates})
         if not updates:
-            # The failures count although the round does not: the next try asks other clients.
-            stats = stats.with_round(server_round, succeeded, failed, None, self._cumulative)
-            self.state = replace(before, stats=stats)
-            reasons = "; ".join(f"{c}: {why}" for c, why in now.failures.items())
-            raise RoundError(
-                f"round {server_round}: none of the {len(now.cohort)} clients asked returned a "
-                f"usable update ({reasons}); mend the clients, then continue with resume = true"
-            )
+            self._give_up(server_round)
+        updates = sorted(updates, key=lambda u: stats.index(u.client_id))
+        try:
+            params, val_loss, estimate = self._average(server_round, updates)
+        except UtilityError as error:
+            finite = [u for u in updates if np.isfinite(self._model.val_loss(u.params))]
+            if len(finite) == len(updates):
+                raise RoundError(f"round {server_round}: {error}; lower learning-rate") from error
+            reason = "the validation loss of its model is not finite"
+            now.failures |= {u.client_id: reason for u in updates if u not in finite}
+            return self.aggregate_fit(server_round, finite)
+        now.estimate, valued = estimate, estimate.values if self._valuation else None
+        now.valued = [u.client_id for u in updates] if self._valuation else []
+        succeeded = np.array([stats.index(u.client_id) for u in updates], np.int64)
+        failed = np.array([stats.index(c) for c in now.failures], np.int64)
+        stats = stats.with_round(server_round, succeeded, failed, valued, self._cumulative)
+        now.after = ServerState(server_round, params, stats, val_loss)
+        return params
+
+    def _average(
+        self, server_round: int, updates: list[ClientUpdate]
+    ) -> tuple[Vector, float, ShapleyEstimate]:
+        """The average (D,), its validation loss, and the updates' values; raises UtilityError."""
+        now, before = self._now, self.state
         with now.phase("average"):
             stacked = np.stack([u.params for u in updates])
             weights = np.array([u.num_examples for u in updates], np.float64)
             everyone = np.ones((1, len(updates)), dtype=bool)
             params: Vector = weighted_average(everyone, stacked, weights)[0]
-        val_loss = values = None
-        if self._valuation is not None:
-            with now.phase("value"):
-                average = ModelAverageUtility(self._model, before.params, stacked, weights)
-                known = None if before.val_loss is None else -before.val_loss
-                utility = CachedUtility(average, empty=known)
+        with now.phase("value"):
+            average = ModelAverageUtility(self._model, before.params, stacked, weights)
+            utility, estimate = CachedUtility(average, empty=-before.val_loss), NOT_VALUED
+            if self._valuation is not None:
                 rng = rng_for(self._seed, Stream.VALUE, server_round)
-                now.estimate = self._valuation(utility, len(updates), rng)
-                now.valued = [u.client_id for u in updates]
-                val_loss, values = -float(utility(everyone)[0]), now.estimate.values
-        stats = stats.with_round(server_round, succeeded, failed, values, self._cumulative)
-        now.after = ServerState(server_round, params, stats, val_loss)
-        return params
+                estimate = self._valuation(utility, len(updates), rng)
+            return params, -float(utility(everyone)[0]), estimate
+
+    def _give_up(self, server_round: int) -> NoReturn:
+        """Stop the run; its failures count all the same, so that the next try asks others."""
+        failures, stats = self._now.failures, self.state.stats
+        failed, none = np.array([stats.index(c) for c in failures], np.int64), np.zeros(0, np.int64)
+        stats = stats.with_round(server_round, none, failed, None, self._cumulative)
+        self.state = replace(self.state, stats=stats)
+        reasons = "; ".join(f"{c}: {why}" for c, why in failures.items())
+        raise RoundError(
+            f"round {server_round}: none of the {len(failures)} clients asked returned a usable "
+            f"update ({reasons}); mend the clients, then continue with resume = true"
+        )
 
     def finish_round(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Flower's `evaluate_fn`: evaluate, record the round, and make its state the current one.
-
-        Before the first round (`server_round` 0) it evaluates v_0, so that no round does.
-        """
-        if server_round == 0:
-            if self.state.val_loss is None:
-                loss = self._model.val_loss(self.state.params)
-                self.state = replace(self.state, val_loss=loss)
-            return
+        """Flower's `evaluate_fn`: evaluate, record the round, make its state the current one."""
         now, state = self._now, self._now.after
-        assert state is not None, "aggregate_train has run"
+        if state is None:
+            return  # Flower also asks before the first round
         with now.phase("evaluate"):
-            val_loss = state.val_loss
-            if val_loss is None:
-                val_loss = self._model.val_loss(state.params)
             test = self._model.test(state.params)
-        self.state = replace(state, val_loss=val_loss)
-        self._on_round(self._record(now, val_loss, test), self.state)
-
-    def _record(self, now: _Round, val_loss: float, test: Evaluation) -> RoundRecord:
-        estimate, stats, size = now.estimate, self.state.stats, self.state.params.nbytes
-        answered = len(now.cohort) - len(now.failures)
-        value_of = dict(zip(stats.client_ids, stats.value.tolist(), strict=True))
-        return RoundRecord(
-            round=now.number,
-            cohort=now.cohort,
-            shapley=dict(zip(now.valued, estimate.values.tolist(), strict=True)),
-            std_error=dict(zip(now.valued, estimate.std_error.tolist(), strict=True)),
-            cumulative={c: value_of[c] for c in now.valued},
-            evaluations=estimate.num_evaluations,
-            valuation_end=estimate.ended,
-            val_loss=val_loss,
-            test_loss=test.loss,
-            test_accuracy=test.accuracy,
-            failures=now.failures,
-            seconds={phase: round(s, 6) for phase, s in now.seconds.items()},
-            bytes={"down": size * len(now.cohort), "up": size * answered},
-        )
+        self.state = state
+        self._on_round(now.record(state, test), state)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -6,7 +6,9 @@ from torch import nn
 
 from common.datasets import Dataset
 from common.evaluation import Evaluation, evaluate
+from common.models import ModelError
 from common.params import ParamSpec, Vector
+from server_app.state import ClientStats, ServerState
 from server_app.valuation import Coalitions, Floats
 
 #: Floats of averaged models held at a time: 64 MiB.
@@ -23,7 +25,8 @@ def weighted_average(coalitions: Coalitions, updates: Vector, weights: Floats) -
     """
     share = coalitions * weights
     share = share / share.sum(axis=1, keepdims=True)
-    average: Vector = share.astype(np.float32) @ updates
+    with np.errstate(over="ignore", invalid="ignore"):  # the loss of such an average tells
+        average: Vector = share.astype(np.float32) @ updates
     return average
 
 
@@ -33,6 +36,20 @@ class ServerModel:
     def __init__(self, model: nn.Module, val: Dataset, test: Dataset, device: str = "cpu") -> None:
         self.model, self.spec = model.to(device), ParamSpec.of(model)
         self._val, self._test = val.to(device), test.to(device)
+
+    def initial_state(self) -> ServerState:
+        """Before the first round: the network as it was given, no clients.
+
+        Raises:
+            ModelError: a network without a finite loss.
+        """
+        params = self.spec.flatten(self.model)
+        loss = self.val_loss(params)
+        if not np.isfinite(loss):
+            raise ModelError(
+                f"the initial model's validation loss is {loss}; mend the model's factory"
+            )
+        return ServerState(0, params, ClientStats(), loss)
 
     def val_loss(self, params: Vector) -> float:
         """Mean cross-entropy on the validation split, in nats."""

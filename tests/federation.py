@@ -90,6 +90,7 @@ def _raise(content: RecordDict) -> None:
 FAULTS: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "raises": (_raise, "RuntimeError: the disk of this client is full"),
     "nan": (_params(_set(3, np.nan)), "1 of 4785 parameters are NaN or Inf"),
+    "huge": (_params(lambda v: v * np.float32(1e30)), "validation loss of its model is not finite"),
     "inf": (_params(_set(0, -np.inf)), "1 of 4785 parameters are NaN or Inf"),
     "short": (_params(lambda v: v[:-1]), "float32 (4784,), the model has float32 (4785,)"),
     "matrix": (_params(lambda v: v.reshape(1, -1)), "float32 (1, 4785)"),

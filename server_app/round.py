@@ -1,0 +1,51 @@
+"""The round that is under way, until it becomes a record."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from common.evaluation import Evaluation
+from server_app.state import RoundRecord, ServerState
+from server_app.valuation import NOT_VALUED, ShapleyEstimate
+
+
+@dataclass
+class Round:
+    """What is known of a round so far: who was asked, who failed and why, values, time."""
+
+    number: int
+    cohort: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    valued: list[str] = field(default_factory=list)  # the clients of `estimate`, in its order
+    estimate: ShapleyEstimate = NOT_VALUED
+    after: ServerState | None = None  # the state once the round has been evaluated
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def record(self, state: ServerState, test: Evaluation) -> RoundRecord:
+        """The line of history.jsonl, given the state after the round and its test metrics."""
+        value_of = dict(zip(state.stats.client_ids, state.stats.value.tolist(), strict=True))
+        answered = len(self.cohort) - len(self.failures)
+        size = state.params.nbytes
+        return RoundRecord(
+            round=self.number,
+            cohort=self.cohort,
+            shapley=dict(zip(self.valued, self.estimate.values.tolist(), strict=True)),
+            std_error=dict(zip(self.valued, self.estimate.std_error.tolist(), strict=True)),
+            cumulative={c: value_of[c] for c in self.valued},
+            evaluations=self.estimate.num_evaluations,
+            valuation_end=self.estimate.ended,
+            val_loss=state.val_loss,
+            test_loss=test.loss,
+            test_accuracy=test.accuracy,
+            failures=self.failures,
+            seconds={phase: round(seconds, 6) for phase, seconds in self.seconds.items()},
+            bytes={"down": size * len(self.cohort), "up": size * answered},
+        )
