@@ -20,6 +20,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "greedyfed needs Python 3.11 or newer; call make PYTHON=python3.11")'
+	@echo "Installing into $(VENV): PyTorch and more, several GB; this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

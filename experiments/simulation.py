@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,15 +174,19 @@ def _tail(text: str) -> str:
 
 
 def _end_all(home: Path) -> None:
-    """End every process that was started for this FLWR_HOME, Ray's too."""
-    ours = []
+    """End every process that was started for this FLWR_HOME, and their children.
+
+    Ray's processes leave the SuperLink's process group, and its agents overwrite their environment.
+    """
+    ours = set[psutil.Process]()
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.environ().get("FLWR_HOME") == str(home):
-                process.terminate()
-                ours.append(process)
-        except psutil.Error:
-            continue
+                ours |= {process, *process.children(recursive=True)}
+    for process in ours:
+        with suppress(psutil.Error):
+            process.terminate()
     for process in psutil.wait_procs(ours, timeout=5)[1]:
-        process.kill()
+        with suppress(psutil.Error):
+            process.kill()
     psutil.wait_procs(ours, timeout=5)

@@ -1,6 +1,7 @@
 """`flwr run` in Flower's real simulation with Ray, against the in-process grid."""
 
-import os
+import re
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -18,15 +19,13 @@ def ray(config):
 
 
 def leftovers(before):
-    """Processes that began during the test and still carry its Flower's environment."""
+    """Processes of Flower or Ray that began during the test; Ray's agents rename themselves."""
     found = []
-    for process in psutil.process_iter(["name"]):
-        try:
-            home = process.environ().get("FLWR_HOME", "")
-        except psutil.Error:
-            continue
-        if "greedyfed-" in home and process.pid not in before and process.pid != os.getpid():
-            found.append(process.info["name"])
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            if process.pid not in before and re.search(r"flower|flwr|ray", command):
+                found.append(command)
     return found
 
 
