@@ -94,7 +94,13 @@ class LocalGrid(Grid):
         context = self._contexts.get(metadata.dst_node_id)
         if context is None:
             return Message(Error(NODE_UNAVAILABLE, "no such node"), reply_to=request)
-        mine = copy.deepcopy(context)
+        mine = Context(
+            context.run_id,
+            context.node_id,
+            dict(context.node_config),
+            copy.deepcopy(context.state),
+            dict(context.run_config),
+        )
         try:
             reply = self._app(request, mine)
             if reply.metadata.reply_to_message_id != metadata.message_id:
