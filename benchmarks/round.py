@@ -65,7 +65,7 @@ def bare_loop(config: RunConfig) -> tuple[float, list[Updates]]:
     n, m = config.data.num_clients, config.selection.clients_per_round
     shape, classes, seed = splits.input_shape, splits.num_classes, config.seed
     server = ServerModel(
-        build_model(config.training.model, shape, classes, seed), splits.val, splits.test
+        build_model(config.training.model, shape, classes, seed), splits.val, splits.test, classes
     )
     worker = build_model(config.training.model, shape, classes, seed)
     spec = ParamSpec.of(worker)
@@ -176,7 +176,7 @@ def main(
                 times["grid"].append(timed(partial(local_grid, config, folder)))
             splits = load_splits(config.data, config.seed)
             network = build_model("auto", splits.input_shape, splits.num_classes, config.seed)
-            server = ServerModel(network, splits.val, splits.test)
+            server = ServerModel(network, splits.val, splits.test, splits.num_classes)
             some = kept[:: len(kept) // 10][:10]
             counts = {"written": 0, "ours": 0}
             for t, given in enumerate(some):

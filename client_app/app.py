@@ -17,7 +17,14 @@ from common.models import build_model
 from common.params import ParamSpec
 from common.seeding import Stream, client_key, rng_for
 from common.training import add_parameter_noise, local_sgd
-from common.wire import ClientUpdate, decode_params, encode_info, encode_update
+from common.wire import (
+    ClientUpdate,
+    Task,
+    decode_params,
+    decode_task,
+    encode_info,
+    encode_update,
+)
 
 log = logging.getLogger("greedyfed.client")
 CLIENT_RAISED = 2  # Flower's error code for an exception inside a ClientApp
@@ -54,7 +61,7 @@ def train(message: Message, context: Context) -> Message:
     """Local SGD from the global model, then this client's noise."""
     torch.set_num_threads(1)  # small models are slower on more, and their sums would differ
     config, me = _setup(context)
-    model, spec = _model(config, me.input_shape, me.num_classes)
+    model, spec = _model(config, decode_task(message.content))
     model = copy.deepcopy(model).to(config.device)  # integer buffers start anew each time
     params, server_round = decode_params(message.content, spec.size)
     spec.load(model, params)
@@ -83,8 +90,7 @@ def _config(flat: tuple[tuple[str, Scalar], ...]) -> RunConfig:
 
 
 @lru_cache(maxsize=2)
-def _model(
-    config: RunConfig, input_shape: tuple[int, ...], num_classes: int
-) -> tuple[nn.Module, ParamSpec]:
-    model = build_model(config.training.model, input_shape, num_classes, config.seed)
+def _model(config: RunConfig, task: Task) -> tuple[nn.Module, ParamSpec]:
+    name, seed = config.training.model, config.seed
+    model = build_model(name, task.input_shape, task.num_classes, seed)
     return model, ParamSpec.of(model)

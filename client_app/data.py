@@ -22,12 +22,10 @@ class ClientError(GreedyfedError):
 
 @dataclass(frozen=True)
 class ClientData:
-    """Who this client is, its examples, and the input shape and classes of the whole task."""
+    """Who this client is, its examples, and how it trains."""
 
     info: ClientInfo
     data: Dataset
-    input_shape: tuple[int, ...]
-    num_classes: int
     local_epochs: int
     noise_sigma: float
     #: The noise protects the client, so the server must not be able to draw it again.
@@ -80,7 +78,7 @@ def _simulated_client(
     noise = float(noise_levels(seed, data.num_clients, sigma)[index])
     histogram = np.bincount(mine.y.numpy(), minlength=splits.num_classes)
     info = ClientInfo(f"partition-{index}", len(mine), tuple(histogram.tolist()), epochs, noise)
-    return ClientData(info, mine, splits.input_shape, splits.num_classes, epochs, noise)
+    return ClientData(info, mine, epochs, noise)
 
 
 @lru_cache(maxsize=2)

@@ -14,12 +14,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from common.errors import GreedyfedError
 from common.params import Vector
 
-CLIENT, PARAMS, ROUND, RESULT = "client", "params", "round", "result"
+CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
 MAX_CLIENT_ID = 100
 
 
 class BadReplyError(GreedyfedError):
     """A reply that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server announces with every request: the shape of an example, and the classes."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
 
 
 @dataclass(frozen=True)
@@ -81,11 +89,26 @@ def decode_info(content: RecordDict) -> ClientInfo:
     )
 
 
-def encode_params(params: Vector, server_round: int) -> RecordDict:
-    """The server's request to train: the global model (D,) and the round."""
-    return RecordDict(
-        {PARAMS: params_record(params), ROUND: ConfigRecord({"server-round": server_round})}
-    )
+def encode_task(task: Task) -> RecordDict:
+    """The server's question who a client is."""
+    record = {"input-shape": list(task.input_shape), "num-classes": task.num_classes}
+    return RecordDict({TASK: ConfigRecord(record)})  # type: ignore[arg-type]
+
+
+def decode_task(content: RecordDict) -> Task:
+    record = content.config_records[TASK]
+    shape, classes = record["input-shape"], record["num-classes"]
+    if not isinstance(shape, list):
+        raise BadReplyError(f"input-shape is {shape!r:.50}, not a list")
+    return Task(tuple(map(int, shape)), _positive(classes, "num-classes"))
+
+
+def encode_params(params: Vector, server_round: int, task: Task) -> RecordDict:
+    """The server's request to train: the global model (D,), the round, and the task."""
+    content = encode_task(task)
+    content[PARAMS] = params_record(params)
+    content[ROUND] = ConfigRecord({"server-round": server_round})
+    return content
 
 
 def params_record(params: Vector) -> ArrayRecord:

@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
     network = build_model(
         config.training.model, splits.input_shape, splits.num_classes, config.seed
     )
-    model = ServerModel(network, splits.val, splits.test, config.device)
+    model = ServerModel(network, splits.val, splits.test, splits.num_classes, config.device)
     directory = RunDirectory(config)
     try:
         _train(grid, config, model, directory)

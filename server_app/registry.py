@@ -3,10 +3,18 @@
 import logging
 from collections import Counter
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from common.wire import BadReplyError, ClientInfo, content_of, decode_info, replies_by_request
+from common.wire import (
+    BadReplyError,
+    ClientInfo,
+    Task,
+    content_of,
+    decode_info,
+    encode_task,
+    replies_by_request,
+)
 
 log = logging.getLogger("greedyfed")
 
@@ -18,7 +26,8 @@ class ClientRegistry:
     nothing else in the server knows them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, task: Task) -> None:
+        self._task = task
         self.nodes: dict[str, int] = {}  # clients connected now
         self.infos: dict[str, ClientInfo] = {}  # all clients ever heard of
         self._known: dict[int, str] = {}  # node -> client
@@ -40,8 +49,8 @@ class ClientRegistry:
         )
         if not strangers:
             return []
-        content = RecordDict({"question": ConfigRecord({"who": "are you"})})
-        requests = [Message(content, node, MessageType.QUERY) for node in strangers]
+        question = encode_task(self._task)
+        requests = [Message(question, node, MessageType.QUERY) for node in strangers]
         answers = replies_by_request(requests, grid.send_and_receive(requests, timeout=timeout))
         new, reasons = [], Counter[str]()
         for node in strangers:

@@ -83,7 +83,7 @@ class SelectiveFedAvg(Strategy):
         self._cumulative = cumulative or Cumulative()
         self._deadline, self._max_examples = deadline, max_examples
         self._on_round = on_round
-        self._registry = ClientRegistry()
+        self._registry = ClientRegistry(model.task)
         self._now = Round(self.state.round)
         self._requests: list[Message] = []
         self._sent_at = 0.0
@@ -134,10 +134,8 @@ class SelectiveFedAvg(Strategy):
             )
             chosen = self._policy.select(view, rng_for(self._seed, Stream.SELECT, now.number))
             now.cohort = [stats.client_ids[k] for k in chosen]
-            self._requests = [
-                Message(encode_params(self.state.params, now.number), nodes[c], MessageType.TRAIN)
-                for c in now.cohort
-            ]
+            content = encode_params(self.state.params, now.number, self._model.task)
+            self._requests = [Message(content, nodes[c], MessageType.TRAIN) for c in now.cohort]
         self._sent_at = time.perf_counter()
         return self._requests
 

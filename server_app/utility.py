@@ -8,6 +8,7 @@ from common.datasets import Dataset
 from common.evaluation import Evaluation, evaluate
 from common.models import ModelError
 from common.params import ParamSpec, Vector
+from common.wire import Task
 from server_app.state import ClientStats, ServerState
 from server_app.valuation import Coalitions, Floats
 
@@ -33,8 +34,16 @@ def weighted_average(coalitions: Coalitions, updates: Vector, weights: Floats) -
 class ServerModel:
     """The model with the server's own data: losses of parameter vectors (D,)."""
 
-    def __init__(self, model: nn.Module, val: Dataset, test: Dataset, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        val: Dataset,
+        test: Dataset,
+        num_classes: int,
+        device: str = "cpu",
+    ) -> None:
         self.model, self.spec = model.to(device), ParamSpec.of(model)
+        self.task = Task(tuple(val.x.shape[1:]), num_classes)
         self._val, self._test = val.to(device), test.to(device)
 
     def initial_state(self) -> ServerState:

@@ -4,9 +4,11 @@ import pytest
 
 from client_app.app import app as client_app
 from common.config import RunConfig
+from common.wire import Task
 from experiments.local_grid import FIRST_CLIENT_NODE, LocalGrid
 from server_app.registry import ClientRegistry
 
+TASK = Task((1, 8, 8), 10)
 FLAT = RunConfig.from_flat({"num-clients": 4}).to_flat()
 
 
@@ -35,7 +37,7 @@ def node(index):
 
 
 def test_asks_each_node_once(grid):
-    registry = ClientRegistry()
+    registry = ClientRegistry(TASK)
     first = registry.refresh(grid, 1, 10)
     assert {i.client_id for i in first} == {f"partition-{k}" for k in range(4)}
     assert all(sum(i.label_histogram) == i.num_examples for i in first)
@@ -44,7 +46,7 @@ def test_asks_each_node_once(grid):
 
 
 def test_clients_join_and_leave(grid):
-    registry = ClientRegistry()
+    registry = ClientRegistry(TASK)
     grid.present = {node(0), node(1)}
     registry.refresh(grid, 1, 10)
     grid.present = {node(1), node(3)}
@@ -56,7 +58,7 @@ def test_clients_join_and_leave(grid):
 def test_a_client_that_returns_under_a_new_node_id_is_the_same_client():
     claims = [{"partition-id": 2, "num-partitions": 4} for _ in range(2)]
     grid = ChangingGrid(client_app, FLAT, claims)
-    registry = ClientRegistry()
+    registry = ClientRegistry(TASK)
     grid.present = {node(0)}
     registry.refresh(grid, 1, 10)
     grid.present = {node(1)}
@@ -67,7 +69,7 @@ def test_a_client_that_returns_under_a_new_node_id_is_the_same_client():
 def test_a_second_node_with_a_known_id_is_refused():
     claims = [{"partition-id": 2, "num-partitions": 4} for _ in range(2)]
     grid = ChangingGrid(client_app, FLAT, claims)
-    registry = ClientRegistry()
+    registry = ClientRegistry(TASK)
     registry.refresh(grid, 1, 10)
     assert registry.nodes == {"partition-2": node(0)}
     assert "is taken by another node" in registry.why_not
@@ -75,7 +77,7 @@ def test_a_second_node_with_a_known_id_is_refused():
 
 def test_a_node_that_cannot_say_who_it_is_is_asked_less_and_less():
     grid = ChangingGrid(client_app, FLAT, [{"partition-id": 99, "num-partitions": 4}])
-    registry, rounds = ClientRegistry(), []
+    registry, rounds = ClientRegistry(TASK), []
     for t in range(1, 33):
         before = grid.asked
         registry.refresh(grid, t, 10)
