@@ -16,7 +16,7 @@ from common.config import RunConfig, Scalar
 from common.models import build_model
 from common.params import ParamSpec
 from common.seeding import Stream, client_key, rng_for
-from common.training import add_parameter_noise, local_sgd
+from common.training import add_parameter_noise, clip_update, local_sgd
 from common.wire import (
     ClientUpdate,
     Task,
@@ -73,7 +73,8 @@ def train(message: Message, context: Context) -> Message:
         if me.secret_noise
         else rng_for(config.seed, Stream.NOISE, server_round, client)
     )
-    noisy = add_parameter_noise(spec.flatten(model), me.noise_sigma, noise_rng)
+    clipped = clip_update(spec.flatten(model), params, config.heterogeneity.clip_norm)
+    noisy = add_parameter_noise(clipped, me.noise_sigma, noise_rng)
     update = ClientUpdate(me.info.client_id, noisy, len(me.data), loss, me.local_epochs)
     return Message(encode_update(update), reply_to=message)
 

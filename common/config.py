@@ -81,6 +81,9 @@ class HeterogeneityConfig(_Part):
 
     straggler_fraction: float = Field(0.0, ge=0, le=1, description="share x of stragglers")
     noise_sigma: float = Field(0.0, ge=0, description="largest noise level σ of the clients")
+    clip_norm: float = Field(
+        0.0, ge=0, description="largest L2 norm of a client's update, before the noise; 0: no limit"
+    )
 
 
 class SelectionConfig(_Part):
@@ -122,6 +125,12 @@ class RunConfig(_Part):
     resume: bool = Field(False, description="continue the run of this configuration")
     device: Literal["cpu", "cuda"] = Field("cpu", description="`cpu` or `cuda`")
     round_deadline: float = Field(600.0, gt=0, description="seconds to wait for a round's clients")
+    quorum: int = Field(
+        0, ge=0, description="updates a round needs; 0: all M, while clients are left to ask"
+    )
+    spare_clients: int = Field(
+        0, ge=0, description="clients asked beyond M; a round ends when M have answered"
+    )
     max_examples: int = Field(
         0, ge=0, description="refuse updates that claim more examples; 0: no limit"
     )
@@ -189,6 +198,16 @@ class RunConfig(_Part):
             found.append(
                 f"clients-per-round = {m}: must be at most num-clients = {n}; "
                 "lower clients-per-round or raise num-clients"
+            )
+        if self.quorum > m:
+            found.append(
+                f"quorum = {self.quorum}: must be at most clients-per-round = {m}; "
+                "lower quorum or raise clients-per-round"
+            )
+        if n and m <= n < m + self.spare_clients:
+            found.append(
+                f"spare-clients = {self.spare_clients}: together with clients-per-round = {m} must "
+                f"be at most num-clients = {n}; lower one of them"
             )
         if self.selection.algorithm == "greedyfed" and self.valuation.valuation == "none":
             found.append(

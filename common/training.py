@@ -55,6 +55,19 @@ def local_sgd(
     return float(loss_sum) / batches
 
 
+def clip_update(vector: Vector, start: Vector, norm: float) -> Vector:
+    """`vector` (D,) moved towards `start` until their distance is at most `norm`; 0: as it is.
+
+    Bounds a client's influence on a round, which noise alone does not (Abadi et al. 2016).
+    """
+    delta = vector - start
+    length = float(np.linalg.norm(delta))
+    if norm == 0 or length <= norm:
+        return vector
+    clipped: Vector = start + delta * np.float32(norm / length)
+    return clipped
+
+
 def add_parameter_noise(vector: Vector, sigma: float, rng: np.random.Generator) -> Vector:
     """The vector (D,) with N(0, σ²) added to every entry (paper, Privacy Heterogeneity)."""
     if sigma == 0:

@@ -16,6 +16,7 @@ from common.params import Vector
 
 CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
 MAX_CLIENT_ID = 100
+NO_ANSWER = "no answer before the deadline"
 
 
 class BadReplyError(GreedyfedError):
@@ -179,7 +180,7 @@ def replies_by_request(
 def content_of(reply: Message | None) -> RecordDict:
     """The content of a reply; raises BadReplyError when there is none, or it is an error."""
     if reply is None:
-        raise BadReplyError("no answer before the deadline")
+        raise BadReplyError(NO_ANSWER)
     if reply.has_error():
         reason = " ".join((reply.error.reason or "no reason given").split())
         raise BadReplyError(f"{reason:.300} (error code {reply.error.code})")

@@ -36,6 +36,8 @@ def build_strategy(config: RunConfig, **parts: Any) -> SelectiveFedAvg:
         clients_per_round=selection.clients_per_round,
         cumulative=Cumulative(selection.cumulative, selection.cumulative_alpha),
         deadline=config.round_deadline,
+        quorum=config.quorum,
+        spare_clients=config.spare_clients,
         max_examples=config.max_examples,
         **parts,
     )

@@ -75,21 +75,28 @@ def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDire
 
 
 def _with_clients(config: RunConfig, grid: Grid) -> RunConfig:
-    """The configuration with N, the number of nodes, once they are connected.
+    """Wait for the clients; the configuration with N, where a public data set is split over them.
+
+    Clients with their own data may join and leave at any round, so that N is not a property of
+    their run.
 
     Raises:
         ConfigError: too few nodes, or others than num-clients says.
     """
     wanted, deadline = config.data.num_clients, time.monotonic() + CONNECT_SECONDS
     needed = max(wanted, config.selection.clients_per_round)
-    while (n := len(list(grid.get_node_ids()))) < needed and time.monotonic() < deadline:
+    while len(nodes := list(grid.get_nodes())) < needed and time.monotonic() < deadline:
         time.sleep(0.2)
+    n = len(nodes)
     if n < needed:
         key = f"num-clients = {wanted}" if wanted else f"clients-per-round = {needed}"
+        here = ", ".join(sorted(node.name or str(node.node_id) for node in nodes)) or "none"
         raise ConfigError(
-            f"{key}: only {n} clients are connected after {CONNECT_SECONDS:g} s; "
-            "start more clients (simulation: num-supernodes) or lower it"
+            f"{key}: only {n} clients are connected after {CONNECT_SECONDS:g} s ({here:.300}); "
+            "start the others (simulation: num-supernodes) or lower it"
         )
+    if config.data.dataset == "own":
+        return config
     if wanted and n > wanted:
         raise ConfigError(
             f"num-clients = {wanted}: {n} clients are connected; set it to {n}, or to 0 to take "

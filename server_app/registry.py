@@ -37,7 +37,8 @@ class ClientRegistry:
         """Look who is connected; returns the clients that were not there before.
 
         A node without a usable answer is asked again after 1, 2, 4, … rounds. Of two nodes that
-        claim one client id at the same time, the one that came first keeps it.
+        claim one client id at the same time, the one that came first keeps it. Where the operator
+        has registered nodes' keys under names, a client's id must be the name of its key.
         """
         present = set(grid.get_node_ids())
         self.nodes = {c: n for n, c in self._known.items() if n in present}
@@ -49,6 +50,7 @@ class ClientRegistry:
         )
         if not strangers:
             return []
+        names = {info.node_id: info.name for info in grid.get_nodes() if info.name}
         question = encode_task(self._task)
         requests = [Message(question, node, MessageType.QUERY) for node in strangers]
         answers = replies_by_request(requests, grid.send_and_receive(requests, timeout=timeout))
@@ -56,6 +58,11 @@ class ClientRegistry:
         for node in strangers:
             try:
                 info = decode_info(content_of(answers.get(node)))
+                if names and names.get(node, "") != info.client_id:
+                    raise BadReplyError(
+                        f"client-id {info.client_id!r} is not the name under which its key is "
+                        f"registered, {names.get(node, '')!r}"
+                    )
                 if info.client_id in self.nodes:
                     raise BadReplyError(f"client-id {info.client_id!r} is taken by another node")
             except BadReplyError as error:

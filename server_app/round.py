@@ -15,7 +15,8 @@ class Round:
     """What is known of a round so far: who was asked, who failed and why, values, time."""
 
     number: int
-    cohort: list[str] = field(default_factory=list)
+    cohort: list[str] = field(default_factory=list)  # everyone asked
+    attempts: int = 0  # times that clients were asked
     failures: dict[str, str] = field(default_factory=dict)
     valued: list[str] = field(default_factory=list)  # the clients of `estimate`, in its order
     estimate: ShapleyEstimate = NOT_VALUED

@@ -13,12 +13,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import NDArray
 
 from common.errors import GreedyfedError
 from common.params import Vector
 from common.seeding import Stream, rng_for
 from common.wire import (
+    NO_ANSWER,
     BadReplyError,
     ClientInfo,
     ClientUpdate,
@@ -28,19 +28,17 @@ from common.wire import (
     params_record,
     replies_by_request,
 )
+from server_app.aggregation import aggregate
+from server_app.paced_grid import PacedGrid
 from server_app.registry import ClientRegistry
 from server_app.round import Round
 from server_app.selection import Greedy, RoundRobinFirst, SelectionPolicy, SelectionView
 from server_app.state import Cumulative, RoundRecord, ServerState
-from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
-from server_app.valuation import (
-    NOT_VALUED,
-    CachedUtility,
-    ShapleyEstimate,
-    UtilityError,
-    Valuation,
-    gtg_shapley,
-)
+from server_app.utility import ServerModel
+from server_app.valuation import UtilityError, Valuation, gtg_shapley
+
+#: Times that clients are asked in one round: the cohort, and others in place of who failed.
+MAX_ATTEMPTS = 3
 
 
 class RoundError(GreedyfedError):
@@ -58,7 +56,11 @@ class SelectiveFedAvg(Strategy):
         seed: seed of selection and valuation.
         clients_per_round: cohort size M.
         cumulative: how a round's values enter the cumulative ones.
-        deadline: seconds to wait for the replies of a round.
+        deadline: seconds to wait for replies, each time that clients are asked.
+        quorum: usable updates that a round needs; 0: clients_per_round as far as clients are left
+            to ask in place of those who failed, and at least 1.
+        spare_clients: clients asked beyond clients_per_round; the round goes on when
+            clients_per_round have answered.
         max_examples: refuse updates that claim more examples; 0: no limit.
         on_round: called with each round's record and the state after it.
     """
@@ -74,6 +76,8 @@ class SelectiveFedAvg(Strategy):
         clients_per_round: int = 3,
         cumulative: Cumulative | None = None,
         deadline: float = 600.0,
+        quorum: int = 0,
+        spare_clients: int = 0,
         max_examples: int = 0,
         on_round: Callable[[RoundRecord, ServerState], None] = lambda record, state: None,
     ) -> None:
@@ -82,6 +86,7 @@ class SelectiveFedAvg(Strategy):
         self._seed, self._num_select = seed, clients_per_round
         self._cumulative = cumulative or Cumulative()
         self._deadline, self._max_examples = deadline, max_examples
+        self._quorum, self._spare = quorum, spare_clients
         self._on_round = on_round
         self._registry = ClientRegistry(model.task)
         self._now = Round(self.state.round)
@@ -100,8 +105,9 @@ class SelectiveFedAvg(Strategy):
             RoundError: a round without a usable update; `state` holds what was learned before it.
         """
         if self.state.round < num_rounds:
+            enough = self._num_select if self._spare else None
             self.start(
-                grid,
+                PacedGrid(grid, enough),
                 params_record(self.state.params),
                 num_rounds=num_rounds - self.state.round,
                 timeout=self._deadline,
@@ -118,52 +124,75 @@ class SelectiveFedAvg(Strategy):
             RoundError: no client is connected.
         """
         now = self._now = Round(self.state.round + 1)
+        self._grid = grid
         with now.phase("select"):
             new = self._registry.refresh(grid, now.number, self._deadline)
-            nodes = self._registry.nodes
-            if not nodes:
+            if not self._registry.nodes:
                 raise RoundError(
                     f"round {now.number}: no connected client says who it is"
                     f"{self._registry.why_not}; mend the clients, then continue with resume = true"
                 )
             stats = self.state.stats.with_clients({i.client_id: i.num_examples for i in new})
             self.state = replace(self.state, stats=stats)
-            present = np.array([c in nodes for c in stats.client_ids])
-            view = SelectionView(
-                now.number, self._num_select, stats, self._available(present, now.number)
-            )
-            chosen = self._policy.select(view, rng_for(self._seed, Stream.SELECT, now.number))
-            now.cohort = [stats.client_ids[k] for k in chosen]
-            content = encode_params(self.state.params, now.number, self._model.task)
-            self._requests = [Message(content, nodes[c], MessageType.TRAIN) for c in now.cohort]
+            self._requests = self._select(self._num_select + self._spare)
         self._sent_at = time.perf_counter()
         return self._requests
 
-    def _available(self, present: NDArray[np.bool_], server_round: int) -> NDArray[np.bool_]:
-        """Who may be asked, (N,): present and not backed off, unless too few would remain."""
-        retry = self.state.stats.retry_round
-        ready = present & (retry <= server_round)
-        missing = self._num_select - int(ready.sum())
-        if missing > 0:
-            waiting = np.flatnonzero(present & ~ready)
-            ready[waiting[np.argsort(retry[waiting], kind="stable")][:missing]] = True
-        return ready
+    def _select(self, wanted: int) -> list[Message]:
+        """Ask `wanted` more clients of those who were not asked in this round, if there are."""
+        now, stats, nodes = self._now, self.state.stats, self._registry.nodes
+        free = np.array([c in nodes and c not in now.cohort for c in stats.client_ids])
+        available = free & (stats.retry_round <= now.number)
+        if (missing := wanted - int(available.sum())) > 0:  # back-off yields when too few are left
+            waiting = np.flatnonzero(free & ~available)
+            order = np.argsort(stats.retry_round[waiting], kind="stable")
+            available[waiting[order][:missing]] = True
+        view = SelectionView(now.number, wanted, stats, available)
+        rng = rng_for(self._seed, Stream.SELECT, now.number, *([now.attempts] * (now.attempts > 0)))
+        cohort = [stats.client_ids[k] for k in self._policy.select(view, rng)]
+        now.cohort += cohort
+        now.attempts += 1
+        content = encode_params(self.state.params, now.number, self._model.task)
+        ttl = self._deadline  # a client that comes back later need not train for nothing
+        return [Message(content, nodes[c], MessageType.TRAIN, ttl=ttl) for c in cohort]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Decode the replies one by one, leave out the unusable, and aggregate the others."""
+        """Decode the replies, ask others in place of those who failed, and aggregate.
+
+        Raises:
+            RoundError: fewer usable updates than the quorum.
+        """
         now = self._now
+        wanted = self._quorum or self._num_select
+        updates = self._decode(self._requests, replies)
+        while len(updates) < wanted and now.attempts < MAX_ATTEMPTS:
+            requests = self._select(wanted - len(updates))
+            if not requests:
+                break
+            replies = self._grid.send_and_receive(requests, timeout=self._deadline)
+            updates += self._decode(requests, replies)
         now.seconds["clients"] = time.perf_counter() - self._sent_at
-        answers, updates = replies_by_request(self._requests, replies), []
-        for client_id, request in zip(now.cohort, self._requests, strict=True):
+        if self._spare and len(updates) >= wanted:  # nobody waited for the others
+            now.failures = {c: why for c, why in now.failures.items() if why != NO_ANSWER}
+        if len(updates) < max(self._quorum, 1):
+            self._give_up(len(updates))
+        return params_record(self.aggregate_fit(now.number, updates)), None
+
+    def _decode(self, requests: list[Message], replies: Iterable[Message]) -> list[ClientUpdate]:
+        """The usable updates among the replies; the others go into the round's failures."""
+        now, size, updates = self._now, self._model.spec.size, []
+        client_at = {node: client for client, node in self._registry.nodes.items()}
+        answers = replies_by_request(requests, replies)
+        for node in (request.metadata.dst_node_id for request in requests):
+            client_id = client_at[node]
             try:
-                content = content_of(answers.get(request.metadata.dst_node_id))
-                size = self._model.spec.size
+                content = content_of(answers.get(node))
                 updates.append(decode_update(content, client_id, size, self._max_examples))
             except BadReplyError as error:
                 now.failures[client_id] = str(error)
-        return params_record(self.aggregate_fit(now.number, updates)), None
+        return updates
 
     def aggregate_fit(self, server_round: int, updates: list[ClientUpdate]) -> Vector:
         """The new global model (D,) from the usable updates of a round (paper, Alg. 1, 6-13).
@@ -178,10 +207,11 @@ class SelectiveFedAvg(Strategy):
         now = self._now
         stats = self.state.stats.with_clients({u.client_id: u.num_examples for u in updates})
         if not updates:
-            self._give_up(server_round)
+            self._give_up(0)
         updates = sorted(updates, key=lambda u: stats.index(u.client_id))
         try:
-            params, val_loss, estimate = self._average(server_round, updates)
+            rng = rng_for(self._seed, Stream.VALUE, server_round)
+            result = aggregate(self._model, self.state, updates, self._valuation, rng, now)
         except UtilityError as error:
             finite = [u for u in updates if np.isfinite(self._model.val_loss(u.params))]
             if len(finite) == len(updates):
@@ -189,42 +219,26 @@ class SelectiveFedAvg(Strategy):
             reason = "the validation loss of its model is not finite"
             now.failures |= {u.client_id: reason for u in updates if u not in finite}
             return self.aggregate_fit(server_round, finite)
-        now.estimate, valued = estimate, estimate.values if self._valuation else None
+        now.estimate, valued = result.estimate, result.estimate.values if self._valuation else None
         now.valued = [u.client_id for u in updates] if self._valuation else []
         succeeded = np.array([stats.index(u.client_id) for u in updates], np.int64)
         failed = np.array([stats.index(c) for c in now.failures], np.int64)
         stats = stats.with_round(server_round, succeeded, failed, valued, self._cumulative)
-        now.after = ServerState(server_round, params, stats, val_loss)
-        return params
+        now.after = ServerState(server_round, result.params, stats, result.val_loss)
+        return result.params
 
-    def _average(
-        self, server_round: int, updates: list[ClientUpdate]
-    ) -> tuple[Vector, float, ShapleyEstimate]:
-        """The average (D,), its validation loss, and the updates' values; raises UtilityError."""
-        now, before = self._now, self.state
-        with now.phase("average"):
-            stacked = np.stack([u.params for u in updates])
-            weights = np.array([u.num_examples for u in updates], np.float64)
-            everyone = np.ones((1, len(updates)), dtype=bool)
-            params: Vector = weighted_average(everyone, stacked, weights)[0]
-        with now.phase("value"):
-            average = ModelAverageUtility(self._model, before.params, stacked, weights)
-            utility, estimate = CachedUtility(average, empty=-before.val_loss), NOT_VALUED
-            if self._valuation is not None:
-                rng = rng_for(self._seed, Stream.VALUE, server_round)
-                estimate = self._valuation(utility, len(updates), rng)
-            return params, -float(utility(everyone)[0]), estimate
-
-    def _give_up(self, server_round: int) -> NoReturn:
+    def _give_up(self, usable: int) -> NoReturn:
         """Stop the run; its failures count all the same, so that the next try asks others."""
-        failures, stats = self._now.failures, self.state.stats
-        failed, none = np.array([stats.index(c) for c in failures], np.int64), np.zeros(0, np.int64)
-        stats = stats.with_round(server_round, none, failed, None, self._cumulative)
+        now, stats = self._now, self.state.stats
+        failed = np.array([stats.index(c) for c in now.failures], np.int64)
+        none = np.zeros(0, np.int64)
+        stats = stats.with_round(now.number, none, failed, None, self._cumulative)
         self.state = replace(self.state, stats=stats)
-        reasons = "; ".join(f"{c}: {why}" for c, why in failures.items())
+        reasons = "; ".join(f"{c}: {why}" for c, why in now.failures.items())
         raise RoundError(
-            f"round {server_round}: none of the {len(failures)} clients asked returned a usable "
-            f"update ({reasons}); mend the clients, then continue with resume = true"
+            f"round {now.number}: {usable or 'none'} of the {len(now.cohort)} clients asked "
+            f"returned a usable update, {max(self._quorum, 1)} needed ({reasons}); mend the "
+            "clients or lower quorum, then continue with resume = true"
         )
 
     def finish_round(self, server_round: int, arrays: ArrayRecord) -> None:

@@ -124,14 +124,11 @@ class SilentGrid(LocalGrid):
         super().__init__(*args, **kwargs)
         self._silent = silent
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         asked = list(messages)
-        replies = super().send_and_receive(asked, timeout=timeout)
-        dropped = {
-            m.metadata.message_id
-            for m in asked
-            if m.metadata.message_type == "train" and m.metadata.dst_node_id in self._silent
-        }
-        return [r for r in replies if r.metadata.reply_to_message_id not in dropped]
+        ids = list(super().push_messages(asked))
+        for message_id, message in zip(ids, asked, strict=True):
+            metadata = message.metadata
+            if metadata.message_type == "train" and metadata.dst_node_id in self._silent:
+                del self._replies[message_id]
+        return ids

@@ -25,6 +25,7 @@ MAY_USE_FLOWER = {
     "common/wire.py",
     "client_app/app.py",
     "server_app/app.py",
+    "server_app/paced_grid.py",
     "server_app/registry.py",
     "server_app/strategy.py",
     "experiments/local_grid.py",

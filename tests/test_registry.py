@@ -1,6 +1,9 @@
 """Who is connected: late joiners, drop-outs, returns under new node ids, impostors."""
 
+from typing import ClassVar
+
 import pytest
+from flwr.proto.node_pb2 import NodeInfo
 
 from client_app.app import app as client_app
 from common.config import RunConfig
@@ -85,3 +88,21 @@ def test_a_node_that_cannot_say_who_it_is_is_asked_less_and_less():
             rounds.append(t)
     assert rounds == [1, 2, 4, 8, 16, 32]
     assert "ClientError: partition-id = 99" in registry.why_not
+
+
+class NamedGrid(ChangingGrid):
+    """A grid whose operator registered nodes' keys under names."""
+
+    names: ClassVar[dict[int, str]] = {}
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=n, name=self.names.get(n, "")) for n in self.get_node_ids()]
+
+
+def test_a_clients_id_is_the_name_of_its_key():
+    grid = NamedGrid(client_app, FLAT, [{} for _ in range(4)])
+    grid.names = {node(0): "partition-0", node(1): "partition-3", node(3): "partition-1"}
+    registry = ClientRegistry(TASK)
+    registry.refresh(grid, 1, 10)
+    assert registry.nodes == {"partition-0": node(0)}  # 1 and 3 claim each other's, 2 has no name
+    assert "is not the name" in registry.why_not

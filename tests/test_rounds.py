@@ -79,7 +79,9 @@ def test_a_bad_reply_is_left_out_and_the_others_count(small, fault):
         assert list(record["failures"]) == ["partition-2"]
         assert FAULTS[fault][1] in record["failures"]["partition-2"]
         assert "partition-2" not in record["shapley"]
-        assert len(record["shapley"]) == 2
+        # Another client was asked in its place, unless its model diverged, which is known late.
+        assert len(record["cohort"]) == (3 if fault == "huge" else 4)
+        assert len(record["shapley"]) == (2 if fault == "huge" else 3)
         assert np.isfinite(record["val_loss"])
 
 
@@ -101,6 +103,32 @@ def test_a_client_that_keeps_failing_is_asked_less_and_less(small):
     assert all("partition-0" in history[t - 1]["failures"] for t in failed)
     waits = np.diff(failed)
     assert all(wait >= 2 ** min(k, 6) for k, wait in enumerate(waits, 1))
+    assert all(len(r["shapley"] or r["cohort"]) >= 3 for r in history)
+
+
+def test_the_quorum_decides_when_a_round_is_good_enough(small):
+    config = small.with_values(clients_per_round=4, quorum=3, num_rounds=1)
+    lucky = history_of(run(config, {0: "nan"}))[0]
+    assert len(lucky["cohort"]) == 4  # three usable updates suffice: nobody is asked instead
+    with pytest.raises(RoundError, match=r"2 of the 6 clients asked.*3 needed"):
+        run(config.with_values(seed=1), dict.fromkeys(range(4), "nan"))
+
+
+def test_others_are_asked_until_the_quorum_is_met(small):
+    config = small.with_values(clients_per_round=2, quorum=2, num_rounds=1)
+    record = history_of(run(config, dict.fromkeys(range(2), "raises")))[0]
+    assert len(record["shapley"]) == 2
+    assert set(record["failures"]) == set(record["cohort"]) - set(record["shapley"])
+
+
+def test_spare_clients_are_not_failures(small):
+    flat = small.with_values(clients_per_round=3, spare_clients=2, num_rounds=3).to_flat()
+    grid = SilentGrid(client_app, flat, [{} for _ in range(6)], silent={FIRST_CLIENT_NODE})
+    server_app(grid=grid, context=Context(1, 1, {}, RecordDict(), flat))
+    config = small.with_values(clients_per_round=3, spare_clients=2, num_rounds=3)
+    history = history_of(directory_of(config))
+    assert all(len(r["cohort"]) == 5 and not r["failures"] for r in history)
+    assert any("partition-0" in r["cohort"] and "partition-0" not in r["shapley"] for r in history)
 
 
 def test_never_valued_but_failing_does_not_block_the_round_robin(small):
@@ -120,10 +148,10 @@ def test_a_round_without_a_usable_update_stops_the_run_and_keeps_it(small, algor
 
 
 def test_a_client_that_does_not_answer_is_left_out(small):
-    flat = small.with_values(clients_per_round=3).to_flat()
+    config = small.with_values(clients_per_round=3, round_deadline=0.3)
+    flat = config.to_flat()
     grid = SilentGrid(client_app, flat, [{} for _ in range(6)], silent={FIRST_CLIENT_NODE + 3})
     server_app(grid=grid, context=Context(1, 1, {}, RecordDict(), flat))
-    config = small.with_values(clients_per_round=3)
     failed = [r["failures"] for r in history_of(directory_of(config)) if r["failures"]]
     assert failed[0] == {"partition-3": "no answer before the deadline"}
 

@@ -13,7 +13,7 @@ from common.datasets import Dataset
 from common.evaluation import evaluate
 from common.models import ModelError, build_model
 from common.params import ParamSpec
-from common.training import add_parameter_noise, local_sgd
+from common.training import add_parameter_noise, clip_update, local_sgd
 
 
 def data(n=23, features=6, classes=3, seed=0):
@@ -120,6 +120,16 @@ def test_training_depends_on_its_generator_alone():
     spec = ParamSpec.of(a)
     assert (spec.flatten(a) == spec.flatten(b)).all()
     assert (spec.flatten(a) != spec.flatten(c)).any()
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(0.0, 5.0), (10.0, 5.0), (5.0, 5.0), (2.0, 2.0)])
+def test_an_update_is_clipped_to_its_norm(norm, expected):
+    start = np.array([1.0, 1.0, 1.0], np.float32)
+    vector = start + np.array([3.0, 0.0, 4.0], np.float32)
+    clipped = clip_update(vector, start, norm)
+    assert clipped.dtype == np.float32
+    assert np.linalg.norm(clipped - start) == pytest.approx(expected)
+    np.testing.assert_allclose((clipped - start) / expected, (vector - start) / 5, rtol=1e-6)
 
 
 def test_noise_has_the_asked_spread():

@@ -1,0 +1,45 @@
+"""From the updates of a round to the new global model and the clients' values."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from common.params import Vector
+from common.wire import ClientUpdate
+from server_app.round import Round
+from server_app.state import ServerState
+from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
+from server_app.valuation import NOT_VALUED, CachedUtility, ShapleyEstimate, Valuation
+
+
+class Aggregate(NamedTuple):
+    """The average (D,), its validation loss, and the values of the updates, in their order."""
+
+    params: Vector
+    val_loss: float
+    estimate: ShapleyEstimate
+
+
+def aggregate(
+    model: ServerModel,
+    before: ServerState,
+    updates: list[ClientUpdate],
+    valuation: Valuation | None,
+    rng: np.random.Generator,
+    now: Round,
+) -> Aggregate:
+    """Average by n_k, then value (paper, Alg. 1, lines 10-11); `now` takes the time of both.
+
+    Raises:
+        UtilityError: a coalition's average has no finite validation loss.
+    """
+    with now.phase("average"):
+        stacked = np.stack([u.params for u in updates])
+        weights = np.array([u.num_examples for u in updates], np.float64)
+        everyone = np.ones((1, len(updates)), dtype=bool)
+        params: Vector = weighted_average(everyone, stacked, weights)[0]
+    with now.phase("value"):
+        average = ModelAverageUtility(model, before.params, stacked, weights)
+        utility = CachedUtility(average, empty=-before.val_loss)
+        estimate = valuation(utility, len(updates), rng) if valuation else NOT_VALUED
+        return Aggregate(params, -float(utility(everyone)[0]), estimate)

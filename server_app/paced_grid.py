@@ -1,0 +1,78 @@
+"""Any Flower grid, with a receive loop that sets its own pace and always ends."""
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25
+
+
+class PacedGrid(Grid):
+    """Polls a grid often; returns at the deadline at the latest, or when enough clients answered.
+
+    Flower's own loop polls a deployment every 3 s, and waits for its whole timeout for a node that
+    went away and came back between two polls, since that node's message is lost without an error.
+
+    Args:
+        grid: the grid that carries the messages.
+        enough: trained models that end the wait before all have answered; None: wait for all.
+    """
+
+    def __init__(self, grid: Grid, enough: int | None = None) -> None:
+        self._grid, self._enough = grid, enough
+
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """The replies that came in time; late ones are never pulled, and do no harm."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        requests = list(messages)
+        training = all(m.metadata.message_type == MessageType.TRAIN for m in requests)
+        enough = self._enough if training and self._enough else len(requests)
+        waiting = {i for i in self.push_messages(requests) if i}
+        replies: list[Message] = []
+        pause = FIRST_PAUSE
+        while waiting:
+            new = list(self.pull_messages(waiting))
+            replies += new
+            waiting -= {reply.metadata.reply_to_message_id for reply in new}
+            answered = sum(not reply.has_error() for reply in replies)
+            left = deadline - time.monotonic()
+            if not waiting or left <= 0 or answered >= enough:
+                break
+            time.sleep(min(pause, left))
+            pause = min(1.5 * pause, LONGEST_PAUSE)
+        return replies
