@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from client_app.app import app as client_app
-from client_app.data import my_data
+from client_app.data import simulated_client
 from common.config import RunConfig
 from common.datasets import load_splits
 from common.models import build_model
@@ -69,8 +69,7 @@ def bare_loop(config: RunConfig) -> tuple[float, list[Updates]]:
     )
     worker = build_model(config.training.model, shape, classes, seed)
     spec = ParamSpec.of(worker)
-    nodes = [{"partition-id": k, "num-partitions": n} for k in range(n)]
-    clients = {me.info.client_id: me for me in (my_data(node, config) for node in nodes)}
+    clients = {me.info.client_id: me for me in (simulated_client(config, k) for k in range(n))}
     stats = ClientStats().with_clients({c: len(me.data) for c, me in clients.items()})
     params, policy, kept = spec.flatten(server.model), RoundRobinFirst(Greedy()), []
     val_loss, accuracy = server.val_loss(params), 0.0

@@ -52,7 +52,7 @@ app = ClientApp(mods=[always_reply])
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Who am I: client id, number of examples, and in a simulation the ground truth."""
-    _, me = _setup(context)
+    _, me = _setup(context, decode_task(message.content))
     return Message(encode_info(me.info), reply_to=message)
 
 
@@ -60,8 +60,9 @@ def query(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Local SGD from the global model, then this client's noise."""
     torch.set_num_threads(1)  # small models are slower on more, and their sums would differ
-    config, me = _setup(context)
-    model, spec = _model(config, decode_task(message.content))
+    task = decode_task(message.content)
+    config, me = _setup(context, task)
+    model, spec = _model(config, task)
     model = copy.deepcopy(model).to(config.device)  # integer buffers start anew each time
     params, server_round = decode_params(message.content, spec.size)
     spec.load(model, params)
@@ -79,10 +80,10 @@ def train(message: Message, context: Context) -> Message:
     return Message(encode_update(update), reply_to=message)
 
 
-def _setup(context: Context) -> tuple[RunConfig, ClientData]:
+def _setup(context: Context, task: Task) -> tuple[RunConfig, ClientData]:
     count = context.node_config.get("num-partitions", 0)
     config = _config(tuple(sorted((context.run_config | {"num-clients": count}).items())))
-    return config, my_data(context.node_config, config)
+    return config, my_data(context.node_config, config, task, context.node_id)
 
 
 @lru_cache(maxsize=4)

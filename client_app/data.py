@@ -11,9 +11,10 @@ from common.config import DataConfig, HeterogeneityConfig, RunConfig, Scalar
 from common.datasets import Dataset, load_splits
 from common.errors import GreedyfedError
 from common.heterogeneity import local_epochs, noise_levels
+from common.own_data import load_own_data
 from common.partition import PartitionError, partition
 from common.seeding import Stream, rng_for
-from common.wire import ClientInfo
+from common.wire import MAX_CLIENT_ID, ClientInfo, Task
 
 
 class ClientError(GreedyfedError):
@@ -32,24 +33,46 @@ class ClientData:
     secret_noise: bool = False
 
 
-def my_data(node_config: Mapping[str, Scalar], config: RunConfig) -> ClientData:
-    """The data of the partition that node_config names.
+def my_data(
+    node_config: Mapping[str, Scalar], config: RunConfig, task: Task, node_id: int
+) -> ClientData:
+    """The data at the node's `data-path`, or else the partition that node_config names.
 
-    The node's own `local-epochs` and `noise-sigma` win over the simulated ones; what a node sets
-    for itself is not reported to the server.
+    The node's own `client-id`, `local-epochs` and `noise-sigma` win over the simulated ones; what
+    a node sets for itself is not reported to the server, nor anything of a `data-path` but its
+    number of examples.
 
     Raises:
         ClientError: naming the key of node_config, its value, the rule and the remedy.
+        DataError: the data cannot be read, or is not of the task.
     """
     index, count = node_config.get("partition-id"), node_config.get("num-partitions")
-    if not (isinstance(index, int) and isinstance(count, int) and 0 <= index < count):
+    if "data-path" in node_config:
+        path = _text(node_config, "data-path")
+        own = load_own_data(path, label_column=_text(node_config, "label-column", "label"))
+        own.check_task(task.input_shape, task.num_classes)
+        info = ClientInfo(f"node-{node_id}", len(own.data))
+        me = ClientData(info, own.data, config.training.local_epochs, noise_sigma=0.0)
+    elif config.data.dataset == "own":
+        raise ClientError(
+            "data-path is missing: with dataset = 'own' each client has its own examples; "
+            "give their path by --node-config"
+        )
+    elif isinstance(index, int) and isinstance(count, int) and 0 <= index < count:
+        me = simulated_client(config, index)
+    else:
         raise ClientError(
             f"partition-id = {index!r}, num-partitions = {count!r}: a client of a public data set "
-            "needs 0 <= partition-id < num-partitions; give both by --node-config"
+            "needs 0 <= partition-id < num-partitions; give both by --node-config, or a data-path"
         )
-    me = _simulated_client(
-        config.data, config.seed, config.heterogeneity, config.training.local_epochs, index
-    )
+    if "client-id" in node_config:
+        client_id = _text(node_config, "client-id")
+        if not client_id.isprintable() or len(client_id) > MAX_CLIENT_ID:
+            raise ClientError(
+                f"client-id = {client_id!r:.50}: must be 1 to {MAX_CLIENT_ID} printable "
+                "characters; mend --node-config"
+            )
+        me = replace(me, info=replace(me.info, client_id=client_id))
     if "local-epochs" in node_config:
         epochs = node_config["local-epochs"]
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
@@ -64,21 +87,44 @@ def my_data(node_config: Mapping[str, Scalar], config: RunConfig) -> ClientData:
     return me
 
 
+def _text(node_config: Mapping[str, Scalar], key: str, default: str = "") -> str:
+    value = node_config.get(key, default)
+    if not isinstance(value, str) or not value:
+        raise ClientError(f"{key} = {value!r}: must be a text, not empty; mend --node-config")
+    return value
+
+
+def simulated_client(config: RunConfig, index: int) -> ClientData:
+    """Client `index` of the num-clients that a public data set is split over.
+
+    Raises:
+        DataError, PartitionError: the data set cannot be read, or not be split so.
+    """
+    epochs = config.training.local_epochs
+    return _simulated_client(config.data, config.seed, config.heterogeneity, epochs, index)
+
+
 @lru_cache(maxsize=4096)
 def _simulated_client(
     data: DataConfig, seed: int, heterogeneity: HeterogeneityConfig, most_epochs: int, index: int
 ) -> ClientData:
-    """Client `index` of N = data.num_clients; cached, since every round asks again."""
-    splits, parts = load_splits(data, seed), _parts(data, seed)
-    if isinstance(parts, PartitionError):
-        raise parts
-    mine = splits.train.take(parts[index])
+    """Cached, since every round asks again."""
+    splits = load_splits(data, seed)
+    mine = splits.train.take(client_indices(data, seed)[index])
     fraction, sigma = heterogeneity.straggler_fraction, heterogeneity.noise_sigma
     epochs = int(local_epochs(seed, data.num_clients, most_epochs, fraction)[index])
     noise = float(noise_levels(seed, data.num_clients, sigma)[index])
     histogram = np.bincount(mine.y.numpy(), minlength=splits.num_classes)
     info = ClientInfo(f"partition-{index}", len(mine), tuple(histogram.tolist()), epochs, noise)
     return ClientData(info, mine, epochs, noise)
+
+
+def client_indices(data: DataConfig, seed: int) -> list[NDArray[np.int64]]:
+    """Which training examples each of the N simulated clients has; raises PartitionError."""
+    parts = _parts(data, seed)
+    if isinstance(parts, PartitionError):
+        raise parts
+    return parts
 
 
 @lru_cache(maxsize=2)

@@ -39,10 +39,12 @@ class _Part(BaseModel):
 class DataConfig(_Part):
     """Which data, and how it is split over simulated clients."""
 
-    dataset: Literal["digits", "mnist", "fmnist", "cifar10", "synthetic"] = Field(
-        "digits", description="data set; `digits` ships with scikit-learn"
+    dataset: Literal["digits", "mnist", "fmnist", "cifar10", "synthetic", "own"] = Field(
+        "digits", description="data set; `digits` ships with scikit-learn, `own` is yours"
     )
-    data_dir: str = Field("", description="where the data set's files lie (mnist, fmnist, cifar10)")
+    data_dir: str = Field(
+        "", description="where the data set's files lie (mnist, fmnist, cifar10; own: the server's)"
+    )
     download: bool = Field(False, description="allow a download into data-dir")
     num_clients: int = Field(
         0, ge=0, le=100_000, description="clients N; 0: in Flower as many as nodes, in process 10"
@@ -186,6 +188,8 @@ class RunConfig(_Part):
     def run_id(self) -> str:
         """Name of the run directory: a hash of every key that can change a number."""
         same = {k: v for k, v in self.to_flat().items() if k not in _PLACES}
+        if self.data.dataset == "own":
+            same["data-dir"] = self.data.data_dir  # the only name that such data has
         digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
         return f"{self.selection.algorithm}-{self.data.dataset}-{digest[:10]}"
 
@@ -223,6 +227,11 @@ class RunConfig(_Part):
             found.append(
                 f"data-dir = '': dataset = {self.data.dataset!r} is read from files; set data-dir "
                 "to their folder (with download = true they are fetched into it)"
+            )
+        if self.data.dataset == "own" and not self.data.data_dir:
+            found.append(
+                "data-dir = '': dataset = 'own' is validated on the server's own data; set "
+                "data-dir to its .npz, .csv or .parquet file, folder or package.module:function"
             )
         return found
 

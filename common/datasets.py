@@ -1,4 +1,4 @@
-"""Public data sets as tensors: training examples, and the server's validation and test splits."""
+"""Data sets as tensors: training examples, and the server's validation and test splits."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +55,16 @@ class Splits:
         return tuple(self.train.x.shape[1:])
 
 
+@dataclass(frozen=True)
+class Examples:
+    """A data set as it is read: pixels may be uint8, and the held-out examples are in one piece."""
+
+    train: Dataset
+    held_out: Dataset
+    num_classes: int
+    owner: NDArray[np.int64] | None = None
+
+
 @lru_cache(maxsize=2)
 def load_splits(config: DataConfig, seed: int) -> Splits:
     """Load a data set; the held-out examples are split at random into validation and test.
@@ -64,7 +74,28 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
     Raises:
         DataError: naming the path or key at fault.
     """
+    examples = load_examples(config, seed)
+    held_out = examples.held_out
+    order = rng_for(seed, Stream.SPLIT).permutation(len(held_out))
+    cut = config.validation_size or len(held_out) // 2
+    if cut >= len(held_out):
+        raise DataError(
+            f"validation-size = {cut}: {config.dataset} holds out {len(held_out)} examples, "
+            f"of which some must remain for the test; set validation-size below {len(held_out)}"
+        )
+    val, test = held_out.take(order[:cut]), held_out.take(order[cut:])
+    return Splits(examples.train, val, test, examples.num_classes, examples.owner)
+
+
+def load_examples(config: DataConfig, seed: int) -> Examples:
+    """Load a data set without splitting what is held out.
+
+    Raises:
+        DataError: naming the path or key at fault.
+    """
     owner = None
+    if config.dataset == "own":
+        return _own(config)
     if config.dataset == "digits":
         train, held_out = _digits()
     elif config.dataset == "cifar10":
@@ -76,15 +107,21 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
         train, owner, held_out = _synthetic(config, seed)
     else:
         train, held_out = (_mnist(config, train) for train in (True, False))
-    order = rng_for(seed, Stream.SPLIT).permutation(len(held_out))
-    cut = config.validation_size or len(held_out) // 2
-    if cut >= len(held_out):
-        raise DataError(
-            f"validation-size = {cut}: {config.dataset} holds out {len(held_out)} examples, "
-            f"of which some must remain for the test; set validation-size below {len(held_out)}"
-        )
     num_classes = int(max(train.y.max(), held_out.y.max())) + 1
-    return Splits(train, held_out.take(order[:cut]), held_out.take(order[cut:]), num_classes, owner)
+    return Examples(train, held_out, num_classes, owner)
+
+
+def _own(config: DataConfig) -> Examples:
+    """The server's own data, all of it held out; the clients have theirs."""
+    from common.own_data import load_own_data
+
+    own = load_own_data(config.data_dir, key="data-dir")
+    if len(own.data) < 2:
+        raise DataError(
+            f"{own.source}: holds 1 example; the server needs 2 or more, to validate and to test"
+        )
+    none = Dataset(own.data.x[:0], own.data.y[:0])
+    return Examples(none, own.data, own.num_classes)
 
 
 def _digits() -> tuple[Dataset, Dataset]:

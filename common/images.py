@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -17,9 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.datasets import DataError
+from common.decode_cache import decoded_once
 
-_SUFFIXES = {".jpg", ".jpeg", ".png"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 Part = tuple[Tensor, Tensor]
+#: What zipfile and Pillow raise for a broken image.
+_UNREADABLE = (OSError, ValueError, SyntaxError, zipfile.BadZipFile)
 
 
 def load_cifar10(data_dir: str, download: bool) -> tuple[Part, Part]:
@@ -54,24 +57,10 @@ def _torchvision(root: Path, train: bool, download: bool) -> Part:
 
 
 def _cached(source: Path) -> tuple[Part, Part]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file, save_file
-
     stat = source.stat()
     key = hashlib.sha256(f"{source}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "greedyfed"
-    cache = home / f"images-{key}.safetensors"
-    try:
-        data = load_file(cache)
-    except (OSError, SafetensorError):
-        data = _decode_all(source)
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-            partial = cache.with_suffix(f".{os.getpid()}")
-            save_file(data, partial)
-            partial.replace(cache)
-        except OSError:
-            pass  # a read-only or full disk costs the next run a decoding, nothing else
+    data = decoded_once(home / f"images-{key}.safetensors", key, lambda: _decode_all(source))
     return (data["train_x"], data["train_y"]), (data["test_x"], data["test_y"])
 
 
@@ -89,13 +78,17 @@ def _decode_all(source: Path) -> dict[str, Tensor]:
     images: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
     for name in sorted(names):
         path = PurePosixPath(name)
-        if path.suffix.lower() in _SUFFIXES and len(path.parts) >= 3 and path.parts[-3] in images:
+        if (
+            path.suffix.lower() in IMAGE_SUFFIXES
+            and len(path.parts) >= 3
+            and path.parts[-3] in images
+        ):
             images[path.parts[-3]].append((path.parts[-2], name))
     classes = sorted({label for label, _ in images["train"]})
     if not classes or not images["test"]:
         raise DataError(
             f"data-dir = '{source}': no images in train/<class>/ and test/<class>/ "
-            f"({', '.join(sorted(_SUFFIXES))}); give the folder or zip that holds both"
+            f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder or zip that holds both"
         )
     if unknown := {label for label, _ in images["test"]} - set(classes):
         raise DataError(
@@ -103,20 +96,33 @@ def _decode_all(source: Path) -> dict[str, Tensor]:
         )
     data = {}
     for part, members in images.items():
-        pixels = [_decode(read(name), name, source) for _, name in members]
-        if len({p.shape for p in pixels}) > 1:
-            raise DataError(f"data-dir = '{source}': images differ in size; resize them to one")
-        data[f"{part}_x"] = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+        names = [name for _, name in members]
+        data[f"{part}_x"] = decode_images(names, read, f"data-dir = '{source}'")
         data[f"{part}_y"] = torch.tensor([classes.index(label) for label, _ in members])
     return data
 
 
-def _decode(content: bytes, name: str, source: Path) -> NDArray[np.uint8]:
+def decode_images(names: Sequence[str], read: Callable[[str], bytes], source: str) -> Tensor:
+    """The images of these names as RGB pixels (n, 3, height, width) uint8.
+
+    Args:
+        read: the content of a named file.
+        source: where the images come from, for messages: a key and its value.
+
+    Raises:
+        DataError: naming the source and the first image that cannot be read or has another size.
+    """
     from PIL import Image
 
-    try:
-        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"), dtype=np.uint8)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"data-dir = '{source}': {name} is not a readable image: {error}"
-        ) from error
+    pixels: list[NDArray[np.uint8]] = []
+    for name in names:
+        try:
+            image = Image.open(io.BytesIO(read(name))).convert("RGB")
+        except (*_UNREADABLE, Image.DecompressionBombError) as error:
+            raise DataError(
+                f"{source}: {name} is not a readable image; mend or remove it"
+            ) from error
+        pixels.append(np.asarray(image, dtype=np.uint8))
+        if pixels[-1].shape != pixels[0].shape:
+            raise DataError(f"{source}: images differ in size, {name} first; resize them to one")
+    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()

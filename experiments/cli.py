@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,24 +17,24 @@ from experiments.progress import RoundProgress
 
 HELP = "Client selection by contribution for federated learning on Flower."
 app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
-#: N of `greedyfed run` where num-clients is not given.
+#: N of a simulation where num-clients is not given.
 DEFAULT_CLIENTS = 10
 #: Keys with paths; relative ones are the caller's, whatever folder Flower works in.
 _PATHS = ("data-dir", "output-dir")
 
 
-@app.callback()
-def _commands() -> None:
-    """Makes `run` a subcommand although it is the only one."""
+Changes = Annotated[
+    list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Set a key; repeatable.")
+]
+ConfigFile = Annotated[Path | None, typer.Option(help="TOML file of keys.")]
+DataDir = Annotated[str | None, typer.Option(help="Same as -c data-dir=…")]
 
 
 @app.command()
 def run(
-    change: Annotated[
-        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Set a key; repeatable.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of keys.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Same as -c data-dir=…")] = None,
+    change: Changes = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
     output_dir: Annotated[str | None, typer.Option(help="Same as -c output-dir=…")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     ray: Annotated[
@@ -41,13 +42,8 @@ def run(
     ] = False,
 ) -> None:
     """Train one federation in this process. The last line printed is the run directory."""
-    keys: dict[str, Scalar] = {"num-clients": DEFAULT_CLIENTS}
-    keys |= read_toml(config) if config else {}
-    keys |= dict(parse_change(text) for text in change or [])
-    keys |= {k: v for k, v in zip(_PATHS, (data_dir, output_dir), strict=True) if v is not None}
-    if resume:
-        keys["resume"] = True
-    settings = absolute_paths(RunConfig.from_flat(keys))
+    given = {"data-dir": data_dir, "output-dir": output_dir, "resume": resume or None}
+    settings = read_settings(config, change, given)
     directory = Path(settings.output_dir) / settings.run_id
     console = Console(stderr=True)
     with RoundProgress(console, settings.num_rounds) as progress:
@@ -60,6 +56,29 @@ def run(
 
     Console().print(summary_table(directory))
     print(directory)
+
+
+@app.command()
+def partition(
+    out: Annotated[Path, typer.Option(help="Folder for client-<i>.npz and server.npz.")],
+    dataset: Annotated[str | None, typer.Option(help="Same as -c dataset=…")] = None,
+    num_clients: Annotated[int | None, typer.Option(help="Same as -c num-clients=…")] = None,
+    change: Changes = None,
+    config: ConfigFile = None,
+    data_dir: DataDir = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the files of an earlier partition.")
+    ] = False,
+) -> None:
+    """Write the examples of each simulated client, and the server's, as files for a deployment."""
+    from experiments.partition_files import usage, write_partition
+
+    given = {"dataset": dataset, "num-clients": num_clients, "data-dir": data_dir}
+    settings = read_settings(config, change, given)
+    check_data(settings)
+    for path, count in write_partition(settings, out, overwrite=overwrite):
+        print(f"{path}  {count} examples")
+    print(usage(out))
 
 
 def _train_here(config: RunConfig, progress: RoundProgress) -> None:
@@ -100,9 +119,25 @@ class _ProgressHandler(logging.Handler):
 
 def check_data(config: RunConfig) -> None:
     """Load and split the data once, so that its errors come before any process is started."""
-    from client_app.data import my_data
+    from client_app.data import simulated_client
 
-    my_data({"partition-id": 0, "num-partitions": config.data.num_clients}, config)
+    if config.data.dataset == "own":
+        raise ConfigError(
+            "dataset = 'own': here clients are simulated, and only a public data set can be split "
+            "over them; set dataset to one, or run on Flower (README, Your own data)"
+        )
+    simulated_client(config, 0)
+
+
+def read_settings(
+    file: Path | None, changes: list[str] | None, given: Mapping[str, Scalar | None]
+) -> RunConfig:
+    """Keys of a TOML file, of `-c` and of named options, the later ones win; None is not given."""
+    keys: dict[str, Scalar] = {"num-clients": DEFAULT_CLIENTS}
+    keys |= read_toml(file) if file else {}
+    keys |= dict(parse_change(text) for text in changes or [])
+    keys |= {key: value for key, value in given.items() if value is not None}
+    return absolute_paths(RunConfig.from_flat(keys))
 
 
 def absolute_paths(config: RunConfig) -> RunConfig:
@@ -142,7 +177,7 @@ def main() -> None:
     Exit codes: 0 done, 1 the run failed, 2 it was not started as the request is wrong.
     """
     # Imported by name, since importing the modules would load torch for `--help`.
-    failed = {"RoundError", "SimulationError"}
+    failed = {"FlowerError", "RoundError"}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     try:
         app()

@@ -45,6 +45,10 @@ def test_run_prints_the_run_directory_last(tmp_path):
         (["-c", "model=a:b"], "model = 'a:b': cannot be imported"),
         (["--output-dir", "file"], "file': cannot be written"),
         (["--ray", "--output-dir", "file"], "file': cannot be written"),
+        (
+            ["-c", "dataset=own", "--data-dir", "x.npz"],
+            "dataset = 'own': here clients are simulated",
+        ),
         (["-c", "validation-size=5000"], "validation-size = 5000: digits holds out 599"),
     ],
 )
@@ -56,6 +60,24 @@ def test_errors_are_one_line_and_exit_with_2(arguments, words, tmp_path):
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+def test_partition_writes_files_and_says_how_to_use_them(tmp_path):
+    command = ["partition", "--dataset", "digits", "--num-clients", "4", "--out", "files"]
+    done = greedyfed(*command, "-c", "partition=iid", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == [
+        *(f"files/client-{k}.npz" for k in range(4)),
+        "files/server.npz",
+    ]
+    assert lines[4].endswith("599 examples")
+    assert f'data-path="{tmp_path}/files/client-0.npz" client-id="client-0"' in done.stdout
+    assert f'dataset="own" data-dir="{tmp_path}/files/server.npz"' in done.stdout
+    again = greedyfed(*command, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--out files: holds client-0.npz already; give another folder" in again.stderr
+    assert greedyfed(*command, "--overwrite", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from client_app.data import ClientError, my_data
 from common.config import RunConfig
 from common.heterogeneity import local_epochs, noise_levels
 from common.seeding import Stream, rng_for
+from common.wire import Task
 from tests.federation import directory_of, history_of, run
 
 
@@ -45,15 +46,23 @@ def node(**keys):
 
 
 CONFIG = RunConfig.from_flat({"num-clients": 4, "noise-sigma": 0.4, "straggler-fraction": 1.0})
+TASK = Task((1, 8, 8), 10)
 
 
 def test_a_nodes_own_settings_win():
-    simulated = my_data(node(), CONFIG)
-    own = my_data(node(local_epochs=9, noise_sigma=0.7), CONFIG)
+    simulated = my_data(node(), CONFIG, TASK, 7)
+    own = my_data(node(local_epochs=9, noise_sigma=0.7), CONFIG, TASK, 7)
     assert (own.local_epochs, own.noise_sigma, own.secret_noise) == (9, 0.7, True)
     assert (own.info.local_epochs, own.info.noise_sigma) == (None, None)
     assert not simulated.secret_noise
     assert simulated.info.noise_sigma == simulated.noise_sigma
+
+
+def test_a_simulated_client_may_have_a_name_of_its_own():
+    simulated, named = (my_data(n, CONFIG, TASK, 7) for n in (node(), node(client_id="Zürich 3")))
+    assert (simulated.info.client_id, named.info.client_id) == ("partition-1", "Zürich 3")
+    assert named.info.label_histogram == simulated.info.label_histogram
+    assert named.local_epochs == simulated.local_epochs
 
 
 def test_secret_noise_cannot_be_drawn_again(small):
@@ -77,6 +86,10 @@ def test_secret_noise_cannot_be_drawn_again(small):
         ({"partition_id": 4}, "partition-id = 4, num-partitions = 4"),
         ({"partition_id": -1}, "needs 0 <= partition-id < num-partitions"),
         ({"partition_id": "one"}, "partition-id = 'one'"),
+        ({"client_id": ""}, "client-id = '': must be a text, not empty; mend --node-config"),
+        ({"client_id": 3}, "client-id = 3: must be a text"),
+        ({"client_id": "x" * 101}, "must be 1 to 100 printable characters; mend --node-config"),
+        ({"client_id": "a\nb"}, "client-id = 'a\\nb': must be 1 to 100 printable"),
         ({"local_epochs": 0}, "local-epochs = 0: must be 1 or more"),
         ({"local_epochs": 2.5}, "local-epochs = 2.5"),
         ({"noise_sigma": -0.1}, "noise-sigma = -0.1: must be 0 or more"),
@@ -86,7 +99,7 @@ def test_secret_noise_cannot_be_drawn_again(small):
 )
 def test_bad_node_configs_are_named(settings, words):
     with pytest.raises(ClientError) as error:
-        my_data(node(**settings), CONFIG)
+        my_data(node(**settings), CONFIG, TASK, 7)
     assert words in str(error.value)
 
 

@@ -43,6 +43,10 @@ BAD = {
         "clients-per-round = 20 must be at most 14; set valuation = 'gtg'",
     ),
     "no data-dir": ({"dataset": "mnist"}, "data-dir = '': dataset = 'mnist' is read from files"),
+    "own without data-dir": (
+        {"dataset": "own"},
+        "data-dir = '': dataset = 'own' is validated on the server's own data; set data-dir",
+    ),
     "no output": ({"output-dir": ""}, "output-dir = '': string should have at least 1 character"),
 }
 
@@ -105,3 +109,8 @@ def test_the_run_id_depends_on_what_changes_a_number(key, value, same):
     base = RunConfig.from_flat({"num-clients": 8})
     other = RunConfig.from_flat(base.to_flat() | {key: value})
     assert (base.run_id == other.run_id) == same
+
+
+def test_the_run_id_depends_on_where_own_data_lies():
+    own = [RunConfig.from_flat({"dataset": "own", "data-dir": d}) for d in ("a.npz", "b.npz")]
+    assert own[0].run_id != own[1].run_id

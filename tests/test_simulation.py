@@ -7,8 +7,9 @@ import psutil
 import pytest
 from rich.console import Console
 
+from experiments.flower import FlowerError
 from experiments.progress import RoundProgress
-from experiments.simulation import SimulationError, simulate
+from experiments.simulation import simulate
 from tests.federation import directory_of, history_of, run
 
 
@@ -54,5 +55,5 @@ def test_ray_equals_the_in_process_grid(small, tmp_path):
 def test_a_run_that_fails_inside_flower_fails_outside(small):
     """`flwr run` itself would return 0."""
     config = small.with_values(num_rounds=2, learning_rate=1e30)  # every update is NaN
-    with pytest.raises(SimulationError, match=r"finished:failed.*returned a usable update"):
+    with pytest.raises(FlowerError, match=r"finished:failed.*returned a usable update"):
         ray(config)

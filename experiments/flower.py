@@ -1,0 +1,136 @@
+"""Flower's `flwr` command: submit a run to a SuperLink, follow it, and know how it ended.
+
+`flwr run` itself exits with 0 even when the run failed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.config import RunConfig
+from common.errors import GreedyfedError
+from experiments.progress import RoundProgress
+from server_app.run_directory import SUMMARY, read_history
+
+PROJECT = Path(__file__).resolve().parents[1]
+STATUS_EVERY_SECONDS, LOST_AFTER_SECONDS = 5.0, 120.0
+_CONNECTION = "greedyfed"
+
+
+class FlowerError(GreedyfedError):
+    """The run inside Flower failed, or Flower did not start."""
+
+
+class Flwr:
+    """The flwr command, bound to one SuperLink by a FLWR_HOME of its own."""
+
+    def __init__(self, home: Path, address: str, ca_file: Path | None = None) -> None:
+        """Connect to `address`; without the certificate of its CA, in plain text."""
+        self._home = home
+        trust = f'root-certificates = "{ca_file}"' if ca_file else "insecure = true"
+        (home / "config.toml").write_text(
+            f'[superlink.{_CONNECTION}]\naddress = "{address}"\n{trust}\n'
+        )
+
+    def __call__(self, *command: str, options: tuple[str, ...] = ()) -> str:
+        """What `flwr command… <this SuperLink> options…` prints."""
+        done = subprocess.run(
+            [str(bin_path("flwr")), *command, _CONNECTION, *options],
+            env=environment(self._home),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        return done.stdout or done.stderr
+
+    def json(self, *command: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The command's JSON answer; its exit code says nothing in this mode."""
+        text = self(*command, options=(*options, "--format", "json"))
+        try:
+            answer: dict[str, Any] = json.loads(text)
+        except json.JSONDecodeError:
+            return {"success": False, "error-message": text.strip()[-2000:]}
+        return answer
+
+    def submit(self, config: RunConfig, *options: str) -> str:
+        """Start a run of this checkout's apps; returns its id in Flower.
+
+        Raises:
+            FlowerError: with Flower's reason to refuse it.
+        """
+        if not (PROJECT / "pyproject.toml").is_file():
+            raise FlowerError(f"{PROJECT}: not a checkout of greedyfed; Flower needs its apps")
+        run_config = self._home / "run.toml"
+        lines = [f"{key} = {json.dumps(value)}" for key, value in config.to_flat().items()]
+        run_config.write_text("\n".join(lines) + "\n")
+        answer = self.json("run", str(PROJECT), options=("-c", str(run_config), *options))
+        if not answer.get("success"):
+            raise FlowerError(f"Flower refused the run: {answer.get('error-message', answer)}")
+        return str(answer["run-id"])
+
+    def follow(
+        self,
+        run_id: str,
+        directory: Path,
+        progress: RoundProgress,
+        refresh: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Show rounds as they appear in the run directory, until Flower says that the run is over.
+
+        Args:
+            refresh: called before each look at a directory that is a copy.
+
+        Raises:
+            FlowerError: it did not end well, or the SuperLink does not answer any more.
+        """
+        before = {record["round"] for record in read_history(directory)}
+        shown, status = len(before), {"status": "unknown"}
+        asked_at = heard_at = time.monotonic()
+        while not status["status"].startswith("finished"):
+            time.sleep(0.3)
+            refresh()
+            history = read_history(directory)
+            for record in history[shown:]:
+                progress.show(record)
+            shown = max(shown, len(history))
+            now, finished = time.monotonic(), (directory / SUMMARY).exists()
+            if finished or now - asked_at >= STATUS_EVERY_SECONDS:
+                answer = self.json("list", "--run-id", run_id)
+                asked_at = time.monotonic()
+                if answer.get("runs"):
+                    status, heard_at = answer["runs"][0], asked_at
+                elif asked_at - heard_at > LOST_AFTER_SECONDS:
+                    raise FlowerError(f"the SuperLink does not answer: {answer}")
+        refresh()
+        if status["status"] != "finished:completed" or not (directory / SUMMARY).exists():
+            log = tail(self("log", run_id, options=("--show",)))
+            raise FlowerError(
+                f"the run inside Flower ended as {status['status']}: "
+                f"{status.get('status-details', '')}\n{log}"
+            )
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of Flower's commands, which start one another by name."""
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": f"{bin_path('')}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+def bin_path(name: str) -> Path:
+    """A command of the environment that this Python belongs to."""
+    return Path(sys.executable).parent / name
+
+
+def tail(text: str) -> str:
+    """The last lines of a log."""
+    return "\n".join(text.rstrip().splitlines()[-15:])

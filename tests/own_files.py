@@ -1,0 +1,63 @@
+"""Small data sets in every format that one's own data may have, and a client that reads them."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from PIL import Image
+
+from client_app.data import my_data
+from common import own_data
+from common.config import RunConfig
+from common.datasets import load_splits
+from common.wire import Task
+
+TASK = Task((3, 4, 4), 3)
+CONFIG = RunConfig.from_flat({"dataset": "own", "data-dir": "server.npz", "local-epochs": 4})
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), np.uint8)
+LABELS = np.array([0, 0, 1, 1, 2, 2])
+
+
+def npz(folder, x=PIXELS, y=LABELS, **more):
+    np.savez(
+        folder / "data.npz", **{k: v for k, v in {"x": x, "y": y, **more}.items() if v is not None}
+    )
+    return folder / "data.npz"
+
+
+def image(pixels, form="PNG"):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, form)
+    return stream.getvalue()
+
+
+def class_folders(folder, classes=("ant", "bee", "cow"), names=None):
+    root = folder / "images"
+    for k, (pixels, label) in enumerate(zip(PIXELS, LABELS, strict=True)):
+        (root / classes[label]).mkdir(parents=True, exist_ok=True)
+        (root / classes[label] / f"{k}.png").write_bytes(image(pixels.transpose(1, 2, 0)))
+    if names is not None:
+        (root / "classes.txt").write_text("\n".join(names) + "\n")
+    return root
+
+
+def table(folder, form="csv", **columns):
+    columns = {"b": [1.5, 2, -3, 4], "label": [0, 1, 2, 1], "a": [255, 0, 7, 1]} | columns
+    content = pa.table({k: v for k, v in columns.items() if v is not None})
+    path = folder / f"data.{form}"
+    writer = pa.csv.write_csv if form == "csv" else pa.parquet.write_table
+    writer(content, path)
+    return path
+
+
+def fresh_process():
+    own_data._from_files.cache_clear()
+    own_data._from_function.cache_clear()
+    load_splits.cache_clear()
+
+
+def mine(path, task=TASK, **keys):
+    node = {"data-path": str(path)} | {k.replace("_", "-"): v for k, v in keys.items()}
+    return my_data(node, CONFIG, task, 42)
