@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test install format clean curve bench
+.PHONY: demo test test-deployment test-cluster install format clean curve bench cluster cluster-down
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -15,6 +15,14 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# A federation of real processes, any of which is killed: minutes.
+test-deployment: $(INSTALLED)
+	$(BIN)/pytest -m deployment
+
+# The cluster in containers, a run on it, and what it refuses: minutes; needs Docker and Compose.
+test-cluster: $(INSTALLED)
+	$(BIN)/pytest -m cluster
 
 install: $(INSTALLED)
 
@@ -44,4 +52,12 @@ curve: $(INSTALLED)
 
 # Ratios within one run on one core: make bench DATA=folder-with-MNIST
 bench: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "call make bench DATA=folder (with MNIST/raw; see README, MNIST)"; exit 2; }
 	$(BIN)/python -m benchmarks.round --data-dir "$(DATA)" --check
+
+# A federation in containers on this machine; see docker-compose.yml. Needs Docker and Compose.
+cluster: $(INSTALLED)
+	$(BIN)/python -m experiments.cluster run
+
+cluster-down: $(INSTALLED)
+	$(BIN)/python -m experiments.cluster down

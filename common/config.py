@@ -25,6 +25,11 @@ def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _toml(value: object) -> str:
+    """A value as the user writes it."""
+    return json.dumps(value) if isinstance(value, bool | str) else repr(value)
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(
         frozen=True,
@@ -153,8 +158,8 @@ class RunConfig(_Part):
         for key, value in flat.items():
             if key not in KEYS:
                 near = difflib.get_close_matches(key.replace("_", "-"), KEYS, n=1, cutoff=0.5)
-                remedy = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(KEYS)}"
-                problems.append(f"{key} = {value!r}: unknown key; {remedy}")
+                remedy = f"did you mean {near[0]!r}?" if near else "README.md lists the keys"
+                problems.append(f"{key} = {_toml(value)}: unknown key; {remedy}")
             elif part := KEYS[key][0]:
                 nested.setdefault(part, {})[key] = value
             else:
@@ -166,8 +171,9 @@ class RunConfig(_Part):
             for e in error.errors():
                 key = str(e["loc"][-1])
                 rule = e["msg"][0].lower() + e["msg"][1:]
-                default = KEYS[key][1].default
-                problems.append(f"{key} = {e['input']!r}: {rule}; for example {key} = {default!r}")
+                example = _toml(KEYS[key][1].default)
+                value = _toml(e["input"])
+                problems.append(f"{key} = {value}: {rule}; for example {key} = {example}")
         if config is not None:
             problems += config._impossible()
         if problems:

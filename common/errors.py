@@ -3,3 +3,12 @@
 
 class GreedyfedError(Exception):
     """An error whose text names the value, the rule and the remedy; no traceback is needed."""
+
+    #: Of the command: 2 where nothing was started, since the request is wrong.
+    exit_code = 2
+
+
+class RunFailedError(GreedyfedError):
+    """The run was started, and stopped before its end; what was learned is on disk."""
+
+    exit_code = 1

@@ -75,13 +75,42 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
         )
     factory = _BUILT_IN.get(name) or _import_factory(name)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng_for(seed, Stream.MODEL).integers(2**63)))
-        model = factory(input_shape, num_classes)
+        torch.default_generator.manual_seed(int(rng_for(seed, Stream.MODEL).integers(2**63)))
+        try:
+            model = factory(input_shape, num_classes)
+        except ModelError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise ModelError(
+                f"model = {name!r}: factory(input_shape={input_shape}, num_classes={num_classes}) "
+                f"raised {type(error).__name__}: {error}; mend the factory"
+            ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module"
         )
+    _try_out(model, name, input_shape, num_classes)
     return model
+
+
+def _try_out(model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Two examples must give two rows of class scores; raises ModelError."""
+    remedy = f"it must map (n, {', '.join(map(str, input_shape))}) to (n, {num_classes})"
+    model.eval()
+    try:
+        with torch.inference_mode():
+            scores = model(torch.zeros(2, *input_shape))
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(f"model = {name!r}: {type(error).__name__}: {error}; {remedy}") from error
+    shape = tuple(getattr(scores, "shape", ()))
+    if shape != (2, num_classes):
+        raise ModelError(f"model = {name!r}: gives {shape} for two examples; {remedy}")
+
+
+def check_device(device: str) -> None:
+    """Raises ModelError when this machine has no such device."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device = 'cuda': PyTorch finds no CUDA device here; set device = 'cpu'")
 
 
 def _import_factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
@@ -95,4 +124,7 @@ def _import_factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
         factory = getattr(importlib.import_module(module), attribute)
         return factory
     except (ImportError, AttributeError) as error:
-        raise ModelError(f"model = {name!r}: cannot be imported: {error}") from error
+        raise ModelError(
+            f"model = {name!r}: cannot be imported: {error}; install its package, or set "
+            "PYTHONPATH to the folder it lies in"
+        ) from error

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -49,12 +49,16 @@ def run(
     with RoundProgress(console, settings.num_rounds) as progress:
         try:
             _train_with_ray(settings, progress) if ray else _train_here(settings, progress)
-        except KeyboardInterrupt:
-            console.print(f"interrupted; {directory} keeps the rounds so far: go on with --resume")
-            raise typer.Exit(130) from None
+        except Stopped as stop:
+            message = f"stopped; {directory} keeps the rounds so far: go on with --resume"
+            console.print(message, soft_wrap=True)
+            raise typer.Exit(128 + stop.signal) from None
     from experiments.summary import summary_table
 
-    Console().print(summary_table(directory))
+    output = Console()
+    if not output.is_terminal:
+        output.width = 120  # a file has no width to keep to
+    output.print(summary_table(directory))
     print(directory)
 
 
@@ -99,8 +103,23 @@ def _train_with_ray(config: RunConfig, progress: RoundProgress) -> None:
     from server_app.run_directory import RunDirectory
 
     check_data(config)
-    RunDirectory(config).close()  # its errors come now, not after Ray's start
-    simulate(config, progress)
+    directory = RunDirectory(config)  # its errors come now, not after Ray's start
+    directory.close()
+    if directory.is_complete:
+        progress.say("this run is complete: nothing to do")
+    else:
+        simulate(config, progress)
+
+
+class Stopped(BaseException):
+    """A signal asks to stop: what was started must be ended, and what was learned saved."""
+
+    def __init__(self, signal: int) -> None:
+        self.signal = signal
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise Stopped(number)
 
 
 class _ProgressHandler(logging.Handler):
@@ -120,6 +139,9 @@ class _ProgressHandler(logging.Handler):
 def check_data(config: RunConfig) -> None:
     """Load and split the data once, so that its errors come before any process is started."""
     from client_app.data import simulated_client
+    from common.models import check_device
+
+    check_device(config.device)
 
     if config.data.dataset == "own":
         raise ConfigError(
@@ -174,20 +196,19 @@ def parse_change(text: str) -> tuple[str, Scalar]:
 def main() -> None:
     """Entry point: errors that the user can mend are printed without a traceback.
 
-    Exit codes: 0 done, 1 the run failed, 2 it was not started as the request is wrong.
+    Exit codes: 0 done, 1 the run failed, 2 it was not started as the request is wrong, 128 + n
+    stopped by signal n.
     """
-    # Imported by name, since importing the modules would load torch for `--help`.
-    failed = {"FlowerError", "RoundError"}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     try:
         app()
     except GreedyfedError as error:
         for line in str(error).splitlines():
             print(f"greedyfed: {line}", file=sys.stderr)
-        sys.exit(1 if type(error).__name__ in failed else 2)
-    except OSError as error:
-        print(f"greedyfed: {error}; what was saved before can be resumed", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_code)
+    except Stopped as stop:
+        sys.exit(128 + stop.signal)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from common.config import RunConfig
-from common.errors import GreedyfedError
+from common.errors import RunFailedError
 from experiments.progress import RoundProgress
 from server_app.run_directory import SUMMARY, read_history
 
 PROJECT = Path(__file__).resolve().parents[1]
-STATUS_EVERY_SECONDS, LOST_AFTER_SECONDS = 5.0, 120.0
+LOST_AFTER_SECONDS = 120.0
 _CONNECTION = "greedyfed"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class FlowerError(GreedyfedError):
+class FlowerError(RunFailedError):
     """The run inside Flower failed, or Flower did not start."""
 
 
@@ -80,11 +82,13 @@ class Flwr:
         directory: Path,
         progress: RoundProgress,
         refresh: Callable[[], object] = lambda: None,
+        status_every: float = 5.0,
     ) -> None:
         """Show rounds as they appear in the run directory, until Flower says that the run is over.
 
         Args:
             refresh: called before each look at a directory that is a copy.
+            status_every: seconds between questions to Flower, each of which costs one of a core.
 
         Raises:
             FlowerError: it did not end well, or the SuperLink does not answer any more.
@@ -100,7 +104,7 @@ class Flwr:
                 progress.show(record)
             shown = max(shown, len(history))
             now, finished = time.monotonic(), (directory / SUMMARY).exists()
-            if finished or now - asked_at >= STATUS_EVERY_SECONDS:
+            if finished or now - asked_at >= status_every:
                 answer = self.json("list", "--run-id", run_id)
                 asked_at = time.monotonic()
                 if answer.get("runs"):
@@ -109,10 +113,11 @@ class Flwr:
                     raise FlowerError(f"the SuperLink does not answer: {answer}")
         refresh()
         if status["status"] != "finished:completed" or not (directory / SUMMARY).exists():
-            log = tail(self("log", run_id, options=("--show",)))
+            log = directory.parent / f"flower-{run_id}.log"
+            log.write_text(_COLOUR.sub("", self("log", run_id, options=("--show",))))
+            details = " ".join(str(status.get("status-details", "")).split())
             raise FlowerError(
-                f"the run inside Flower ended as {status['status']}: "
-                f"{status.get('status-details', '')}\n{log}"
+                f"the run inside Flower ended as {status['status']}: {details}; its log: {log}"
             )
 
 
@@ -122,6 +127,12 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Flower's processes work in another folder than the caller.
+        "PYTHONPATH": os.pathsep.join(
+            os.path.abspath(entry)
+            for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if entry
+        ),
         "PATH": f"{bin_path('')}{os.pathsep}{os.environ.get('PATH', '')}",
     }
 

@@ -5,8 +5,10 @@ the folder of the first run ever made with it.
 """
 
 import os
+import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -18,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from common.config import RunConfig
-from experiments.flower import FlowerError, Flwr, bin_path, environment, tail
+from experiments.flower import PROJECT, FlowerError, Flwr, bin_path, environment, tail
 from experiments.progress import RoundProgress
 
 START_SECONDS = 60.0
@@ -46,7 +48,7 @@ def simulate(config: RunConfig, progress: RoundProgress) -> None:
 @contextmanager
 def _superlink(home: Path) -> Iterator[Flwr]:
     """A SuperLink on a free port in a neutral folder; all its processes end with the block."""
-    port = _free_port()
+    port = free_port()
     (home / "cwd").mkdir()
     command = [str(bin_path("flower-superlink")), "--insecure", "--simulation"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -61,6 +63,15 @@ def _superlink(home: Path) -> Iterator[Flwr]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    guard = [sys.executable, "-m", "experiments.simulation", str(os.getpid()), str(home)]
+    subprocess.Popen(
+        guard,
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         _wait_for_health(process, port, home / "superlink.log")
         yield Flwr(home, f"127.0.0.1:{port}")
@@ -69,7 +80,8 @@ def _superlink(home: Path) -> Iterator[Flwr]:
         process.wait(10)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -104,3 +116,18 @@ def _end_all(home: Path) -> None:
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(ours, timeout=5)
+
+
+def _guard(parent: int, home: Path) -> None:
+    """Wait for the parent's end; when it was killed, end what it started and could not end."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(parent)
+        while home.exists() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.5)
+    if home.exists():
+        _end_all(home)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _guard(int(sys.argv[1]), Path(sys.argv[2]))

@@ -46,9 +46,9 @@ def _clients(clients: list[dict[str, Any]]) -> Table:
         title="Most valuable clients", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
     )
     table.add_column("client", no_wrap=True)
-    for heading in ("value", "selected", "n", "epochs", "noise"):
+    for heading in ("value", "times", "n", "E", "noise"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("label histogram")
+    table.add_column("label histogram", no_wrap=True)
     best = sorted(clients, key=lambda c: -c["value"])[:_ROWS]
     for c in best:
         sigma, histogram = c.get("noise_sigma"), c.get("label_histogram")

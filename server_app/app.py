@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from common.config import ConfigError, RunConfig
 from common.datasets import load_splits
-from common.models import build_model
+from common.models import build_model, check_device
 from server_app.algorithms import build_strategy
 from server_app.run_directory import MODEL, SUMMARY, RunDirectory, read_history
 from server_app.state import RoundRecord, ServerState
@@ -37,7 +37,9 @@ def main(grid: Grid, context: Context) -> None:
     """
     _log_to_stdout()
     torch.set_num_threads(1)  # small models are slower on more, and their sums would differ
-    config = _with_clients(RunConfig.from_flat(context.run_config), grid)
+    config = RunConfig.from_flat(context.run_config)
+    check_device(config.device)
+    config = _with_clients(config, grid)
     splits = load_splits(config.data, config.seed)
     network = build_model(
         config.training.model, splits.input_shape, splits.num_classes, config.seed

@@ -2,8 +2,11 @@
 
 import fcntl
 import json
+import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from common.config import RunConfig
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, RunFailedError
 from server_app.state import ClientStats, RoundRecord, ServerState
 
+log = logging.getLogger("greedyfed")
 #: The state is written at most this often, so that fast rounds do not wait for the disk. Rounds
 #: lost to a kill are computed again, with the same result.
 SAVE_EVERY_SECONDS = 1.0
@@ -25,6 +29,10 @@ MODEL, SUMMARY = "model.safetensors", "summary.json"
 
 class RunDirectoryError(GreedyfedError):
     """The run directory cannot be used as asked."""
+
+
+class SaveError(RunFailedError):
+    """The run directory can no longer be written."""
 
 
 class RunDirectory:
@@ -44,7 +52,7 @@ class RunDirectory:
         self._saved_at = 0.0
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115  held until close
+            self._lock = open(self.path / ".lock", "a+")  # noqa: SIM115  held until close
         except OSError as error:
             raise RunDirectoryError(
                 f"output-dir = {config.output_dir!r}: cannot be written: {error}; "
@@ -54,22 +62,46 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
+            owner = (self.path / ".lock").read_text() or "?"
             raise RunDirectoryError(
-                f"{self.path}: another process is at this run; wait for it or stop it"
+                f"{self.path}: another process ({owner}) is at this run; wait for it or stop it"
             ) from error
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
         if (self.path / STATE).exists() and not config.resume:
-            state = "a finished run" if self.is_complete else "an unfinished run"
+            state, remedy = "an unfinished run", "set resume = true (--resume) to continue it, or "
+            if self.is_complete:
+                state, remedy = "a finished run", ""
             self.close()
             raise RunDirectoryError(
-                f"{self.path}: holds {state} of this configuration; set resume = true to continue "
-                "it, or give another output-dir, or delete it"
+                f"{self.path}: holds {state} of this configuration; {remedy}give another "
+                "output-dir, or delete the folder"
             )
+        self._note_versions()
         about = {"run-id": config.run_id, "config": config.to_flat(), "versions": _versions()}
         self.write(CONFIG, (json.dumps(about, indent=2) + "\n").encode())
 
+    def _note_versions(self) -> None:
+        """Tell when a run is resumed by other versions than it was started with."""
+        try:
+            before = json.loads((self.path / CONFIG).read_text())["versions"]
+        except (OSError, ValueError, KeyError):
+            return
+        for package, now in _versions().items():
+            if before.get(package, now) != now:
+                log.warning(
+                    "%s was %s, is now %s: numbers may differ", package, before[package], now
+                )
+
     @property
     def is_complete(self) -> bool:
-        return (self.path / SUMMARY).exists()
+        """Whether the run has ended, and its model and a readable summary are there."""
+        try:
+            json.loads((self.path / SUMMARY).read_text())
+        except (OSError, ValueError):
+            return False
+        return (self.path / MODEL).exists()
 
     def load(self) -> ServerState | None:
         """The last saved state, or None for a new run; history is cut to its round.
@@ -86,6 +118,11 @@ class RunDirectory:
                 f"{self.path / STATE}: cannot be read: {error}; delete the folder to start anew"
             ) from error
         done = state.round if state else 0
+        if [r["round"] for r in read_history(self.path)][:done] != list(range(1, done + 1)):
+            raise RunDirectoryError(
+                f"{self.path / HISTORY}: lacks rounds that {STATE} has ({done}); restore the "
+                "file, or delete the folder to start anew"
+            )
         lines = [json.dumps(r) for r in read_history(self.path) if r["round"] <= done]
         self.write(HISTORY, "".join(line + "\n" for line in lines).encode())
         self._history = open(self.path / HISTORY, "a")  # noqa: SIM115  held until close
@@ -93,34 +130,49 @@ class RunDirectory:
 
     def record(self, record: RoundRecord, state: ServerState) -> None:
         """Append a round's record; save the state when it is time to."""
-        self._history.write(json.dumps(record.to_json()) + "\n")
-        self._history.flush()
+        with self._saving():
+            self._history.write(json.dumps(record.to_json()) + "\n")
+            self._history.flush()
         if time.monotonic() - self._saved_at >= SAVE_EVERY_SECONDS:
             self.save(state)
 
     def save(self, state: ServerState) -> None:
         """Write the state, after the history that belongs to it."""
-        os.fsync(self._history.fileno())
+        with self._saving():
+            os.fsync(self._history.fileno())
         self.write(STATE, _state_bytes(state))
         self._saved_at = time.monotonic()
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a file at once: readers see the old content or the new, never a part."""
         partial = self.path / f".{name}.partial"
+        with self._saving():
+            try:
+                with open(partial, "wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, self.path / name)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Say what could not be saved, and where; raises SaveError."""
         try:
-            with open(partial, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self.path / name)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+            yield
+        except OSError as error:
+            raise SaveError(
+                f"{self.path}: cannot be written: {error.strerror}; free space or mend the folder, "
+                "then continue what was saved with --resume"
+            ) from error
 
     def close(self) -> None:
         """Give the directory free."""
         if hasattr(self, "_history"):
-            self._history.close()
+            with suppress(OSError):  # a full disk: what is still buffered is lost, and was reported
+                self._history.close()
+        self._lock.truncate(0)
         self._lock.close()
 
 

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from common.errors import GreedyfedError
+from common.errors import RunFailedError
 from common.params import Vector
 from common.seeding import Stream, rng_for
 from common.wire import (
@@ -41,7 +41,7 @@ from server_app.valuation import UtilityError, Valuation, gtg_shapley
 MAX_ATTEMPTS = 3
 
 
-class RoundError(GreedyfedError):
+class RoundError(RunFailedError):
     """A round from which nothing was learned."""
 
 
@@ -238,7 +238,8 @@ class SelectiveFedAvg(Strategy):
         raise RoundError(
             f"round {now.number}: {usable or 'none'} of the {len(now.cohort)} clients asked "
             f"returned a usable update, {max(self._quorum, 1)} needed ({reasons}); mend the "
-            "clients or lower quorum, then continue with resume = true"
+            "clients, then continue with resume = true; if all fail alike, look at learning-rate, "
+            "noise-sigma and max-examples"
         )
 
     def finish_round(self, server_round: int, arrays: ArrayRecord) -> None:

@@ -37,7 +37,7 @@ def test_run_prints_the_run_directory_last(tmp_path):
         (["-c", "num-round=3"], "did you mean 'num-rounds'?"),
         (["-c", "num-rounds"], "must be key=value"),
         (["-c", "=3"], "must be key=value"),
-        (["-c", "num-rounds=many"], "num-rounds = 'many': input should be a valid integer"),
+        (["-c", "num-rounds=many"], 'num-rounds = "many": input should be a valid integer'),
         (["--config", "missing.toml"], "--config missing.toml: [Errno 2]"),
         (["--config", "bad.toml"], "--config bad.toml: "),
         (["-c", "dataset=mnist", "--data-dir", "nowhere"], "nowhere': no such folder"),
@@ -49,6 +49,7 @@ def test_run_prints_the_run_directory_last(tmp_path):
             ["-c", "dataset=own", "--data-dir", "x.npz"],
             "dataset = 'own': here clients are simulated",
         ),
+        (["-c", "device=cuda"], "device = 'cuda': PyTorch finds no CUDA device here"),
         (["-c", "validation-size=5000"], "validation-size = 5000: digits holds out 599"),
     ],
 )

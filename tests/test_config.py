@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[1]
 BAD = {
     "unknown key": ({"num-round": 3}, "num-round = 3: unknown key; did you mean 'num-rounds'?"),
     "underscore": ({"num_rounds": 3}, "did you mean 'num-rounds'?"),
-    "nothing near": ({"zzz": 1}, "zzz = 1: unknown key; known keys: seed, num-rounds"),
-    "text for int": ({"num-rounds": "three"}, "num-rounds = 'three': input should be a valid int"),
+    "nothing near": ({"zzz": 1}, "zzz = 1: unknown key; README.md lists the keys"),
+    "text for int": ({"num-rounds": "three"}, 'num-rounds = "three": input should be a valid int'),
     "float for int": ({"num-rounds": 2.5}, "num-rounds = 2.5: input should be a valid integer"),
-    "bool for int": ({"num-rounds": True}, "num-rounds = True: input should be a valid integer"),
+    "bool for int": ({"num-rounds": True}, "num-rounds = true: input should be a valid integer"),
     "int for bool": ({"resume": 1}, "resume = 1: input should be a valid boolean"),
     "int for text": ({"data-dir": 3}, "data-dir = 3: input should be a valid string"),
     "no rounds": ({"num-rounds": 0}, "num-rounds = 0: input should be greater than or equal to 1"),
@@ -24,10 +24,10 @@ BAD = {
     "inf": ({"noise-sigma": float("inf")}, "input should be a finite number"),
     "momentum 1": ({"momentum": 1.0}, "momentum = 1.0: input should be less than 1"),
     "fraction": ({"straggler-fraction": 1.5}, "input should be less than or equal to 1"),
-    "algorithm": ({"algorithm": "sgd"}, "algorithm = 'sgd': input should be 'greedyfed' or"),
+    "algorithm": ({"algorithm": "sgd"}, "algorithm = \"sgd\": input should be 'greedyfed' or"),
     "scheme": ({"partition": "x"}, "input should be 'dirichlet', 'dirichlet-float32' or 'iid'"),
-    "dataset": ({"dataset": "imagenet"}, "dataset = 'imagenet': input should be 'digits'"),
-    "device": ({"device": "tpu"}, "device = 'tpu': input should be 'cpu' or 'cuda'"),
+    "dataset": ({"dataset": "imagenet"}, "dataset = \"imagenet\": input should be 'digits'"),
+    "device": ({"device": "tpu"}, "device = \"tpu\": input should be 'cpu' or 'cuda'"),
     "seed < 0": ({"seed": -1}, "seed = -1: input should be greater than or equal to 0"),
     "M > N": (
         {"num-clients": 5, "clients-per-round": 6},
@@ -47,7 +47,7 @@ BAD = {
         {"dataset": "own"},
         "data-dir = '': dataset = 'own' is validated on the server's own data; set data-dir",
     ),
-    "no output": ({"output-dir": ""}, "output-dir = '': string should have at least 1 character"),
+    "no output": ({"output-dir": ""}, 'output-dir = "": string should have at least 1 character'),
 }
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from server_app import run_directory
-from server_app.run_directory import RunDirectory, RunDirectoryError
+from server_app.run_directory import RunDirectory, RunDirectoryError, SaveError
 from tests.federation import directory_of, history_of, run
 
 
@@ -71,7 +71,7 @@ def test_a_killed_run_resumes(small, tmp_path):
 def test_a_finished_run_is_not_overwritten(small):
     directory = run(small)
     before = (directory / "history.jsonl").read_bytes()
-    with pytest.raises(RunDirectoryError, match=r"holds a finished run.*resume = true"):
+    with pytest.raises(RunDirectoryError, match=r"holds a finished run.*another output-dir"):
         run(small)
     assert run(small.with_values(resume=True)) == directory  # nothing to do
     assert (directory / "history.jsonl").read_bytes() == before
@@ -94,6 +94,25 @@ def test_a_damaged_state_is_named(small):
         run(small.with_values(resume=True))
 
 
+def test_a_history_that_lacks_rounds_is_named(small):
+    directory = run(small)
+    (directory / "summary.json").unlink()
+    lines = (directory / "history.jsonl").read_text().splitlines(keepends=True)
+    (directory / "history.jsonl").write_text("".join(lines[:2] + lines[3:]))
+    with pytest.raises(RunDirectoryError, match=r"history\.jsonl: lacks rounds"):
+        run(small.with_values(resume=True))
+
+
+@pytest.mark.parametrize("damage", ["summary.json", "model.safetensors"])
+def test_a_lost_result_file_is_written_again(small, damage):
+    directory = run(small)
+    before = (directory / damage).read_bytes()
+    (directory / damage).unlink()
+    run(small.with_values(resume=True))
+    assert (directory / damage).exists()
+    assert damage == "summary.json" or (directory / damage).read_bytes() == before
+
+
 def test_two_processes_do_not_share_a_run(small):
     held = RunDirectory(small)
     with pytest.raises(RunDirectoryError, match="another process"):
@@ -111,12 +130,13 @@ def test_a_full_disk_keeps_what_was_saved(small, monkeypatch):
         calls.append(name)
         if calls.count("state.safetensors") > 3 and name == "state.safetensors":
             (self.path / f".{name}.partial").write_bytes(content[:10])
-            raise OSError(28, "No space left on device")
+            with self._saving():
+                raise OSError(28, "No space left on device")
         write(self, name, content)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "write", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(SaveError, match=r"cannot be written: No space left.*--resume"):
             run(small)
     resumed = run(small.with_values(resume=True))
     assert [r["round"] for r in history_of(resumed)] == [1, 2, 3, 4, 5, 6]

@@ -1,7 +1,12 @@
 """`flwr run` in Flower's real simulation with Ray, against the in-process grid."""
 
-import re
-from contextlib import suppress
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import psutil
 import pytest
@@ -12,6 +17,8 @@ from experiments.progress import RoundProgress
 from experiments.simulation import simulate
 from tests.federation import directory_of, history_of, run
 
+PR_SET_CHILD_SUBREAPER = 36
+
 
 def ray(config):
     with RoundProgress(Console(quiet=True), config.num_rounds) as progress:
@@ -19,22 +26,22 @@ def ray(config):
     return directory_of(config)
 
 
-def leftovers(before):
-    """Processes of Flower or Ray that began during the test; Ray's agents rename themselves."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            command = " ".join(process.cmdline())
-            if process.pid not in before and re.search(r"flower|flwr|ray", command):
-                found.append(command)
-    return found
-
-
 @pytest.fixture
 def nothing_left():
-    before = set(psutil.pids())
+    """The test's processes end with it; orphans become this process's children, and are seen."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's subreaper to see orphaned processes")
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    before = set(psutil.Process().children(recursive=True))
     yield
-    assert leftovers(before) == []
+    deadline = time.monotonic() + 10  # the guard looks once more when its parent's run has ended
+    while left := [
+        p
+        for p in set(psutil.Process().children(recursive=True)) - before
+        if p.status() != psutil.STATUS_ZOMBIE and "experiments.simulation" not in p.cmdline()
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -57,3 +64,24 @@ def test_a_run_that_fails_inside_flower_fails_outside(small):
     config = small.with_values(num_rounds=2, learning_rate=1e30)  # every update is NaN
     with pytest.raises(FlowerError, match=r"finished:failed.*returned a usable update"):
         ray(config)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_command_leaves_nothing_running_and_resumes(small, sign):
+    config = small.with_values(num_rounds=100_000)
+    changes = [
+        f"-c{k}={json.dumps(v)}" for k, v in config.to_flat().items() if k != "resume" and v != ""
+    ]
+    command = [sys.executable, "-m", "experiments.cli", "run", "--ray", *changes]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    history = directory_of(config) / "history.jsonl"
+    deadline = time.monotonic() + 120
+    while not history.exists() or history.read_bytes().count(b"\n") < 5:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(process.pid, sign)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (-9 if sign == signal.SIGKILL else 143)
+    assert sign == signal.SIGKILL or b"go on with --resume" in errors

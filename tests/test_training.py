@@ -173,6 +173,21 @@ def test_models_have_the_papers_sizes(name, shape, size):
     assert model(torch.zeros(4, *shape)).shape == (4, 10)
 
 
+N_CLASSES = 7
+
+
+def raises(input_shape, num_classes):
+    raise ValueError("no such layer")
+
+
+def misfit(input_shape, num_classes):
+    return nn.Linear(5, num_classes)
+
+
+def too_many(input_shape, num_classes):
+    return nn.Linear(4, N_CLASSES)
+
+
 def small_net(input_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(6, num_classes))
 
@@ -190,6 +205,11 @@ def test_the_seed_makes_the_model():
         ("nowhere:net", (4,), "model = 'nowhere:net': cannot be imported: No module named"),
         ("tests.test_training:nothing", (4,), "cannot be imported"),
         ("builtins:print", (4,), "returned NoneType, not a torch.nn.Module"),
+        ("tests.test_training:raises", (4,), "raised ValueError: no such layer; mend the factory"),
+        ("tests.test_training:misfit", (4,), "must map (n, 4) to (n, 3)"),
+        ("tests.test_training:too_many", (4,), "gives (2, 7) for two examples"),
+        ("os:getcwd", (4,), "raised TypeError"),
+        ("tests.test_training:N_CLASSES", (4,), "raised TypeError: 'int' object is not callable"),
         ("cnn", (4,), "needs images (channels, height, width)"),
         ("cnn", (1, 2, 2), "too small for it"),
     ],
