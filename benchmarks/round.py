@@ -157,7 +157,7 @@ def main(
     check: Annotated[bool, typer.Option(help="Exit with 1 when a bar is missed.")] = False,
 ) -> None:
     """Print the table."""
-    rounds, repeats = (60, 3) if quick else (150, 5)
+    rounds, repeats = (60, 3) if quick else (100, 7)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)

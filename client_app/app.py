@@ -63,7 +63,9 @@ def train(message: Message, context: Context) -> Message:
     task = decode_task(message.content)
     config, me = _setup(context, task)
     model, spec = _model(config, task)
-    model = copy.deepcopy(model).to(config.device)  # integer buffers start anew each time
+    if not spec.complete:  # integer buffers start anew each time
+        model = copy.deepcopy(model)
+    model = model.to(config.device)
     params, server_round = decode_params(message.content, spec.size)
     spec.load(model, params)
     client = client_key(me.info.client_id)

@@ -21,6 +21,7 @@ class ParamSpec:
     """
 
     entries: tuple[tuple[str, int, int], ...]  # name, start, end
+    complete: bool  # the vector is the whole state: there are no integer buffers
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
@@ -29,7 +30,7 @@ class ParamSpec:
             if tensor.is_floating_point():
                 entries.append((name, start, start + tensor.numel()))
                 start += tensor.numel()
-        return cls(tuple(entries))
+        return cls(tuple(entries), len(entries) == len(model.state_dict()))
 
     @property
     def size(self) -> int:

@@ -71,10 +71,10 @@ class Cluster:
         self("up", "--detach", show=True)
 
     def down(self) -> None:
-        """Remove containers, networks, volumes and images."""
-        self("down", "--volumes", "--remove-orphans", "--rmi", "all", show=True)
-        stages = ["docker", "image", "prune", "--force", "--filter", "label=project=greedyfed"]
-        subprocess.run(stages, stdout=subprocess.DEVNULL, check=False)
+        """Remove containers, networks, volumes and images, those of older builds too."""
+        self("down", "--volumes", "--remove-orphans", show=True)
+        images = ["--filter", "label=project=greedyfed"]
+        subprocess.run(["docker", "image", "prune", "--all", "--force", *images], check=True)
 
     def container(self, service: str) -> str:
         """The id of a service's container."""

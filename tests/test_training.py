@@ -147,6 +147,8 @@ def with_batch_norm():
 def test_integer_buffers_stay_out_of_the_vector():
     model = with_batch_norm()
     spec = ParamSpec.of(model)
+    assert not spec.complete
+    assert ParamSpec.of(nn.Linear(2, 2)).complete
     assert spec.size == 6 * 4 + 4 + 4 * 4 + 4 * 3 + 3  # weights, and BatchNorm's running statistics
     local_sgd(model, data(), TrainingConfig(), 2, np.random.default_rng(0))
     other = with_batch_norm()
