@@ -74,7 +74,8 @@ class Cluster:
         """Remove containers, networks, volumes and images, those of older builds too."""
         self("down", "--volumes", "--remove-orphans", show=True)
         images = ["--filter", "label=project=greedyfed"]
-        subprocess.run(["docker", "image", "prune", "--all", "--force", *images], check=True)
+        prune = ["docker", "image", "prune", "--all", "--force", *images]
+        subprocess.run(prune, stdout=subprocess.DEVNULL, check=True)
 
     def container(self, service: str) -> str:
         """The id of a service's container."""
