@@ -193,7 +193,7 @@ def parse_change(text: str) -> tuple[str, Scalar]:
         return key, value
 
 
-def main() -> None:
+def main(commands: typer.Typer = app) -> None:
     """Entry point: errors that the user can mend are printed without a traceback.
 
     Exit codes: 0 done, 1 the run failed, 2 it was not started as the request is wrong, 128 + n
@@ -202,7 +202,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        app()
+        commands()
     except GreedyfedError as error:
         for line in str(error).splitlines():
             print(f"greedyfed: {line}", file=sys.stderr)

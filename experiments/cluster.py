@@ -16,7 +16,7 @@ from rich.console import Console
 
 from common.config import RunConfig, Scalar
 from common.errors import GreedyfedError
-from experiments.cli import parse_change, read_toml
+from experiments.cli import main, parse_change, read_toml
 from experiments.flower import PROJECT, Flwr, tail
 from experiments.progress import RoundProgress
 from experiments.summary import summary_table
@@ -180,9 +180,4 @@ def down() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except GreedyfedError as error:
-        for line in str(error).splitlines():
-            print(f"greedyfed: {line}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    main(app)
