@@ -3,11 +3,8 @@
 Takes minutes, as each message to a client starts a process; `make test-deployment` runs it.
 """
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -16,9 +13,9 @@ import pytest
 from client_app.app import app as client_app
 from common.config import RunConfig
 from experiments.local_grid import run_in_process
+from experiments.loopback import Federation, wait_for
 from experiments.partition_files import write_partition
 from server_app.app import app as server_app
-from tests.deployed import KEYPAIR, Federation, wait_for
 from tests.federation import directory_of, history_of
 
 pytestmark = pytest.mark.deployment
@@ -36,14 +33,8 @@ def files(tmp_path):
 
 @pytest.fixture
 def federation(tmp_path):
-    made = Federation(tmp_path / "federation")
-    made.start_superlink()
-    wait_for(lambda: made.flwr("supernode", "list", "op").get("success"), 60, "SuperLink")
-    made.start_executor()
-    for i in range(N):
-        made.register(f"client-{i}")
-    yield made
-    made.stop()
+    with Federation(tmp_path / "federation") as made:
+        yield made
 
 
 def node_config(files, i):
@@ -63,15 +54,6 @@ def own(files, tmp_path, **keys):
     return RunConfig.from_flat(flat | {k.replace("_", "-"): v for k, v in keys.items()})
 
 
-def submit(federation, config):
-    """Start the run; returns Flower's run id."""
-    keys = federation.home / "run.toml"
-    keys.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in config.to_flat().items()))
-    answer = federation.flwr("run", ".", "op", "-c", str(keys))
-    assert answer["success"], answer
-    return str(answer["run-id"])
-
-
 def rounds(config):
     path = directory_of(config) / "history.jsonl"
     return history_of(directory_of(config)) if path.exists() else []
@@ -81,32 +63,22 @@ def wait_for_round(config, number):
     wait_for(lambda: len(rounds(config)) >= number, ROUND_SECONDS * number, f"round {number}")
 
 
-def wait_for_end(federation, run_id, seconds):
-    return wait_for(
-        lambda: s if (s := federation.status(run_id)).startswith("finished") else "",
-        seconds,
-        "end of the run",
-    )
-
-
 def numbers(history):
     return [{k: v for k, v in r.items() if k != "seconds"} for r in history]
 
 
 def test_a_killed_serverapp_resumes_to_the_same_model(federation, files, tmp_path):
     """Bitwise the model of an unbroken run in one process on the same files."""
-    for i in range(N):
-        federation.start_node(f"client-{i}", node_config(files, i))
-    wait_for(lambda: federation.online() == N, 60, "clients online")
+    federation.start({f"client-{i}": node_config(files, i) for i in range(N)})
     config = own(files, tmp_path, num_rounds=5)
-    run_id = submit(federation, config)
+    run_id = federation.flwr.submit(config)
     wait_for_round(config, 2)
     time.sleep(1)
     os.kill(federation.serverapp(), signal.SIGKILL)
-    assert wait_for_end(federation, run_id, 120) == "finished:failed"
+    assert federation.wait_for_end(run_id, 120) == "finished:failed"
     before = rounds(config)
-    run_id = submit(federation, config.with_values(resume=True))
-    assert wait_for_end(federation, run_id, 5 * ROUND_SECONDS) == "finished:completed"
+    run_id = federation.flwr.submit(config.with_values(resume=True))
+    assert federation.wait_for_end(run_id, 5 * ROUND_SECONDS) == "finished:completed"
     history = rounds(config)
     assert [r["round"] for r in history] == [1, 2, 3, 4, 5]
     assert numbers(history)[: len(before)] == numbers(before)
@@ -123,16 +95,15 @@ def test_clients_and_the_superlink_may_fail(federation, files, tmp_path):
     """One client is killed and returns, one sends NaN, the SuperLink is killed: the run goes on."""
     with np.load(files / "client-3.npz") as good:  # finite, but training on it diverges
         np.savez(files / "client-3.npz", x=good["x"] * 1e30, y=good["y"])
-    for i in range(N):
-        federation.start_node(f"client-{i}", node_config(files, i))
+    federation.start({f"client-{i}": node_config(files, i) for i in range(N)})
     federation.make_ca("foreign")
-    federation.start_node("stranger", node_config(files, 0), key=_unregistered(federation))
+    federation.make_key("unknown")
+    federation.start_node("stranger", node_config(files, 0), key="unknown")
     federation.start_node("misled", node_config(files, 0), key="client-0", ca="foreign")
-    wait_for(lambda: federation.online() == N, 60, "clients online")
     for name in ("stranger", "misled"):  # refused: the process ends
         wait_for(lambda name=name: federation.processes[name].poll() is not None, 60, name)
     config = own(files, tmp_path, num_rounds=7, algorithm="fedavg", valuation="gtg")
-    run_id = submit(federation, config)
+    run_id = federation.flwr.submit(config)
     wait_for_round(config, 1)
     federation.kill("client-1")
     wait_for_round(config, 2)
@@ -141,7 +112,7 @@ def test_clients_and_the_superlink_may_fail(federation, files, tmp_path):
     federation.start_superlink()
     wait_for_round(config, 3)
     federation.start_node("client-1", node_config(files, 1))
-    assert wait_for_end(federation, run_id, 7 * ROUND_SECONDS) == "finished:completed"
+    assert federation.wait_for_end(run_id, 7 * ROUND_SECONDS) == "finished:completed"
     history = rounds(config)
     assert [r["round"] for r in history] == list(range(1, 8))
     failures = [(c, why) for r in history for c, why in r["failures"].items()]
@@ -149,10 +120,3 @@ def test_clients_and_the_superlink_may_fail(federation, files, tmp_path):
     assert all("client-3" not in r["shapley"] for r in history)
     assert history[-1]["val_loss"] < history[0]["val_loss"]
     assert all(r["shapley"] for r in history)
-
-
-def _unregistered(federation):
-    """A key pair that the operator has not registered."""
-    root = federation.root
-    subprocess.run([sys.executable, KEYPAIR, root / "unknown", root / "unknown.pub"], check=True)
-    return "unknown"

@@ -1,54 +1,59 @@
 """A real federation of processes on loopback: TLS, registered keys, executors of their own."""
 
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import psutil
 
-BIN = Path(sys.executable).parent
-KEYPAIR = Path(__file__).parents[1] / "docker" / "keypair.py"
+from experiments.flower import PROJECT, FlowerError, Flwr, bin_path, environment, tail
+from experiments.simulation import free_port
+
+KEYPAIR = PROJECT / "docker" / "keypair.py"
+Value = TypeVar("Value")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(what, seconds: float, description: str) -> Any:
-    """The first true value of what()."""
+def wait_for(what: Callable[[], Value], seconds: float, description: str) -> Value:
+    """The first true value of what(); raises FlowerError when there is none in time."""
     deadline = time.monotonic() + seconds
     while not (value := what()):
-        assert time.monotonic() < deadline, f"{description}: not within {seconds:g} s"
+        if time.monotonic() > deadline:
+            raise FlowerError(f"{description}: not within {seconds:g} s")
         time.sleep(0.2)
     return value
 
 
 class Federation:
-    """A SuperLink with its executor, and SuperNodes; any may be killed and started anew."""
+    """A SuperLink with its executor, and SuperNodes; any may be killed and started anew.
+
+    Everything lies in `root`: credentials, logs, the SuperLink's database. Use as a context
+    manager, which ends all processes.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.port = root, free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, int] = {}
-        self.home = root / "operator"
-        self.home.mkdir(parents=True)
+        (root / "operator").mkdir(parents=True)
         self.make_ca("ca")
         self._certify("server", "ca")
         secret = root / "secret"
         secret.write_text("a secret of the executors, thirty-two bytes or more")
         secret.chmod(0o600)
-        (self.home / "config.toml").write_text(
-            f'[superlink.op]\naddress = "{self.address}"\nroot-certificates = "{root}/ca.crt"\n'
-        )
+        self.flwr = Flwr(root / "operator", self.address, root / "ca.crt")
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
 
     # ---- credentials ----------------------------------------------------------------------------
 
@@ -72,31 +77,29 @@ class Federation:
         files = ["-in", f"{name}.csr", "-out", f"{name}.pem", "-extfile", "ext"]
         self._openssl("x509", "-req", *files, *sign)
 
+    def make_key(self, name: str) -> None:
+        """Make a key pair, NAME and NAME.pub."""
+        private, public = self.root / name, self.root / f"{name}.pub"
+        subprocess.run([sys.executable, str(KEYPAIR), str(private), str(public)], check=True)
+
     def register(self, name: str) -> None:
         """Make a key pair for a client and register it under the client's id."""
-        private, public = self.root / name, self.root / f"{name}.pub"
-        subprocess.run([sys.executable, KEYPAIR, private, public], check=True)
-        answer = self.flwr("supernode", "register", str(public), "op", "--name", name)
-        assert answer["success"], answer
+        self.make_key(name)
+        public = str(self.root / f"{name}.pub")
+        answer = self.flwr.json("supernode", "register", public, options=("--name", name))
+        if not answer.get("success"):
+            raise FlowerError(f"{name} cannot be registered: {answer}")
 
     # ---- processes ------------------------------------------------------------------------------
-
-    def environment(self, home: Path) -> dict[str, str]:
-        return os.environ | {
-            "FLWR_HOME": str(home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        }
 
     def _start(self, name: str, *command: str) -> None:
         home = self.root / f"home-{name}"
         (home / "cwd").mkdir(parents=True, exist_ok=True)
         with open(self.root / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]],
+                [str(bin_path(command[0])), *command[1:]],
                 cwd=home / "cwd",
-                env=self.environment(home),
+                env=environment(home),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -150,31 +153,39 @@ class Federation:
                 continue
         self.processes.pop(name).wait(20)
 
-    def stop(self) -> None:
-        for name in list(self.processes):
-            self.kill(name)
-
     # ---- the operator ---------------------------------------------------------------------------
 
-    def flwr(self, *arguments: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [str(BIN / "flwr"), *arguments, "--format", "json"],
-            env=self.environment(self.home),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+    def start(self, clients: dict[str, str]) -> None:
+        """Start the server side, and clients with registered keys: client id -> node config."""
+        self.start_superlink()
+        wait_for(lambda: self.flwr.json("supernode", "list").get("success"), 60, "SuperLink")
+        self.start_executor()
+        for name, node_config in clients.items():
+            self.register(name)
+            self.start_node(name, node_config)
+        self.wait_online(len(clients))
+
+    def wait_online(self, count: int) -> None:
+        """Until that many SuperNodes are online; raises FlowerError when it takes a minute."""
         try:
-            answer: dict[str, Any] = json.loads(done.stdout)
-        except json.JSONDecodeError:
-            return {"success": False, "error-message": done.stdout + done.stderr}
-        return answer
+            wait_for(lambda: self.online() == count, 60, f"{count} clients online")
+        except FlowerError as error:
+            logs = [tail((self.root / f"{name}.log").read_text()) for name in self.processes]
+            raise FlowerError("\n".join([str(error), *logs])) from None
 
     def online(self) -> int:
-        nodes = self.flwr("supernode", "list", "op").get("nodes", [])
+        nodes = self.flwr.json("supernode", "list").get("nodes", [])
         return sum(node["status"] == "online" for node in nodes)
 
     def status(self, run_id: str) -> str:
-        runs = self.flwr("list", "--run-id", run_id, "op").get("runs")
+        runs = self.flwr.json("list", "--run-id", run_id).get("runs")
         return str(runs[0]["status"]) if runs else "unknown"
+
+    def wait_for_end(self, run_id: str, seconds: float) -> str:
+        """How Flower says that the run ended."""
+
+        def ended() -> str:
+            status = self.status(run_id)
+            return status if status.startswith("finished") else ""
+
+        return wait_for(ended, seconds, "end of the run")
