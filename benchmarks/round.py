@@ -36,8 +36,8 @@ from common.models import build_model
 from common.params import ParamSpec, Vector
 from common.seeding import Stream, client_key, rng_for
 from common.training import local_sgd
-from experiments.cli import check_data, read_toml
 from experiments.local_grid import run_in_process
+from experiments.settings import check_data, read_toml
 from server_app.app import app as server_app
 from server_app.run_directory import read_history
 from server_app.selection import Greedy, RoundRobinFirst, SelectionView

@@ -70,7 +70,7 @@ def train(message: Message, context: Context) -> Message:
     spec.load(model, params)
     client = client_key(me.info.client_id)
     rng = rng_for(config.seed, Stream.LOCAL_SGD, server_round, client)
-    loss = local_sgd(model, me.data.to(config.device), config.training, me.local_epochs, rng)
+    local_sgd(model, me.data.to(config.device), config.training, me.local_epochs, rng)
     noise_rng = (
         np.random.default_rng()
         if me.secret_noise
@@ -78,7 +78,7 @@ def train(message: Message, context: Context) -> Message:
     )
     clipped = clip_update(spec.flatten(model), params, config.heterogeneity.clip_norm)
     noisy = add_parameter_noise(clipped, me.noise_sigma, noise_rng)
-    update = ClientUpdate(me.info.client_id, noisy, len(me.data), loss, me.local_epochs)
+    update = ClientUpdate(me.info.client_id, noisy, len(me.data), me.noise_sigma)
     return Message(encode_update(update), reply_to=message)
 
 

@@ -91,6 +91,9 @@ class HeterogeneityConfig(_Part):
     clip_norm: float = Field(
         0.0, ge=0, description="largest L2 norm of a client's update, before the noise; 0: no limit"
     )
+    privacy_delta: float = Field(
+        0.0, ge=0, lt=1, description="δ at which each client's spent ε is reported; 0: not reported"
+    )
 
 
 class SelectionConfig(_Part):
@@ -228,6 +231,11 @@ class RunConfig(_Part):
             found.append(
                 f"valuation = 'exact': needs 2^M evaluations a round, so clients-per-round = {m} "
                 f"must be at most {MAX_EXACT_COHORT}; set valuation = 'gtg'"
+            )
+        if self.heterogeneity.privacy_delta and not self.heterogeneity.clip_norm:
+            found.append(
+                f"privacy-delta = {self.heterogeneity.privacy_delta}: without a limit on the "
+                "updates noise bounds nothing; set clip-norm, or privacy-delta = 0"
             )
         if self.data.dataset in ("mnist", "fmnist", "cifar10") and not self.data.data_dir:
             found.append(

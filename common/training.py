@@ -26,10 +26,8 @@ def local_sgd(
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     anchor = [p.detach().clone() for p in parameters] if config.proximal_mu else []
-    # The plain loop over a few small tensors beats torch's fused and foreach kernels here.
-    optimizer = torch.optim.SGD(
-        parameters, lr=config.learning_rate, momentum=config.momentum, foreach=False
-    )
+    # torch.optim computes the same, but loads torch's compiler first: 1.2 s in each new process.
+    velocities = [torch.zeros_like(p) for p in parameters]
     n, batches = len(data), config.batches_per_epoch
     size = n // batches or n
     loss_sum = torch.zeros((), device=data.x.device)
@@ -43,14 +41,18 @@ def local_sgd(
             loss_sum.zero_()
             for b in range(batches):
                 rows = order[b * size : (b + 1) * size] if n >= batches else order
-                optimizer.zero_grad()
+                for p in parameters:
+                    p.grad = None
                 loss = cross_entropy(model(data.x[rows]), data.y[rows])
                 loss.backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     for p, p0 in zip(parameters, anchor, strict=False):
                         if p.grad is not None:
                             p.grad.add_(p - p0, alpha=config.proximal_mu)
-                optimizer.step()
+                    for p, velocity in zip(parameters, velocities, strict=True):
+                        if p.grad is not None:
+                            velocity.mul_(config.momentum).add_(p.grad)
+                            p.add_(velocity, alpha=-config.learning_rate)
                 loss_sum += loss.detach()
     return float(loss_sum) / batches
 

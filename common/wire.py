@@ -44,13 +44,15 @@ class ClientInfo:
 
 @dataclass(frozen=True, eq=False)
 class ClientUpdate:
-    """A client's trained parameters (D,) float32, with n_k and how the training went."""
+    """A client's trained parameters (D,) float32, n_k, and the noise σ_k that it added to them.
+
+    No training loss: it would tell, without noise, how well the model fits the client's data.
+    """
 
     client_id: str
     params: Vector
     num_examples: int
-    train_loss: float
-    epochs_done: int
+    noise_sigma: float = 0.0
 
 
 def encode_info(info: ClientInfo) -> RecordDict:
@@ -125,11 +127,7 @@ def decode_params(content: RecordDict, size: int) -> tuple[Vector, int]:
 
 def encode_update(update: ClientUpdate) -> RecordDict:
     result = MetricRecord(
-        {
-            "num-examples": update.num_examples,
-            "train-loss": update.train_loss,
-            "epochs-done": update.epochs_done,
-        }
+        {"num-examples": update.num_examples, "noise-sigma": update.noise_sigma}
     )
     return RecordDict({PARAMS: params_record(update.params), RESULT: result})
 
@@ -154,14 +152,10 @@ def decode_update(
         raise BadReplyError(
             f"{int((~np.isfinite(params)).sum())} of {size} parameters are NaN or Inf"
         )
-    loss, epochs = result.get("train-loss"), result.get("epochs-done")
-    return ClientUpdate(
-        client_id,
-        params,
-        count,
-        float(loss) if isinstance(loss, float | int) else float("nan"),
-        epochs if isinstance(epochs, int) else 0,
-    )
+    sigma = result.get("noise-sigma")
+    if not isinstance(sigma, float | int) or not 0 <= sigma < float("inf"):
+        sigma = 0.0  # nobody may count on noise that is not named
+    return ClientUpdate(client_id, params, count, float(sigma))
 
 
 def replies_by_request(

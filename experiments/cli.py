@@ -3,26 +3,21 @@
 import logging
 import signal
 import sys
-import tomllib
-from collections.abc import Mapping
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
-from common.config import KEYS, ConfigError, RunConfig, Scalar
+from common.config import ConfigError, RunConfig, Scalar
 from common.errors import GreedyfedError
 from experiments.progress import RoundProgress
+from experiments.settings import check_data, read_settings, simulated
 
 HELP = "Client selection by contribution for federated learning on Flower."
 app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
-#: N of a simulation where num-clients is not given.
-DEFAULT_CLIENTS = 10
-#: Keys with paths; relative ones are the caller's, whatever folder Flower works in.
-_PATHS = ("data-dir", "output-dir")
-
-
 Changes = Annotated[
     list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Set a key; repeatable.")
 ]
@@ -40,26 +35,72 @@ def run(
     ray: Annotated[
         bool, typer.Option("--ray", help="Through `flwr run` and Ray, not in this process.")
     ] = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="On the clients of a SuperLink; paths are its."),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the SuperLink's CA.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="The SuperLink speaks plain text.")
+    ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Where the ServerApp's output-dir is seen from here, if elsewhere."),
+    ] = None,
 ) -> None:
     """Train one federation in this process. The last line printed is the run directory."""
     given = {"data-dir": data_dir, "output-dir": output_dir, "resume": resume or None}
     settings = read_settings(config, change, given)
-    directory = Path(settings.output_dir) / settings.run_id
+    if superlink:
+        remote = _Remote(superlink, root_certificates, insecure, results)
+        remote.check(settings)
+        directory = (results or Path(settings.output_dir)) / settings.run_id
+    else:
+        if root_certificates or insecure or results:
+            raise ConfigError(
+                "--root-certificates, --insecure and --results are for a SuperLink; name it by "
+                "--superlink, or leave them out"
+            )
+        settings = simulated(settings)
+        directory = Path(settings.output_dir) / settings.run_id
     console = Console(stderr=True)
     with RoundProgress(console, settings.num_rounds) as progress:
         try:
-            _train_with_ray(settings, progress) if ray else _train_here(settings, progress)
+            if superlink:
+                remote.train(settings, directory, progress)
+            elif ray:
+                _train_with_ray(settings, progress)
+            else:
+                _train_here(settings, progress)
         except Stopped as stop:
             message = f"stopped; {directory} keeps the rounds so far: go on with --resume"
             console.print(message, soft_wrap=True)
             raise typer.Exit(128 + stop.signal) from None
     from experiments.summary import summary_table
 
+    _output().print(summary_table(directory))
+    print(directory)
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(help="A run directory, or a folder of several.")] = Path(
+        "runs"
+    ),
+) -> None:
+    """How a run stands: its round, who answered, who failed and why; also while it goes."""
+    from experiments.status import status as status_of
+
+    _output().print(status_of(run))
+
+
+def _output() -> Console:
     output = Console()
     if not output.is_terminal:
         output.width = 120  # a file has no width to keep to
-    output.print(summary_table(directory))
-    print(directory)
+    return output
 
 
 @app.command()
@@ -78,7 +119,7 @@ def partition(
     from experiments.partition_files import usage, write_partition
 
     given = {"dataset": dataset, "num-clients": num_clients, "data-dir": data_dir}
-    settings = read_settings(config, change, given)
+    settings = simulated(read_settings(config, change, given))
     check_data(settings)
     for path, count in write_partition(settings, out, overwrite=overwrite):
         print(f"{path}  {count} examples")
@@ -111,6 +152,52 @@ def _train_with_ray(config: RunConfig, progress: RoundProgress) -> None:
         simulate(config, progress)
 
 
+@dataclass(frozen=True)
+class _Remote:
+    """A SuperLink whose clients train."""
+
+    address: str
+    ca_file: Path | None
+    insecure: bool
+    results: Path | None
+
+    def check(self, config: RunConfig) -> None:
+        """Raises ConfigError or SuperLinkError for what can be seen to be wrong from here."""
+        from experiments.flower import check_superlink
+
+        if bool(self.ca_file) == self.insecure:
+            raise ConfigError(
+                f"--superlink {self.address}: needs either --root-certificates FILE, or --insecure "
+                "for plain text"
+            )
+        for key in ("output-dir", "data-dir"):
+            path = str(config.to_flat()[key])
+            if path and not Path(path).is_absolute() and ":" not in path:
+                raise ConfigError(
+                    f"{key} = {path!r}: the ServerApp works in a folder of its own; give an "
+                    "absolute path of its machine"
+                )
+        if config.data.dataset != "own" and not config.data.num_clients:
+            raise ConfigError(
+                "num-clients = 0: part of the name of a run on a public data set; "
+                "set it to the number of clients"
+            )
+        seen = self.results or Path(config.output_dir)
+        if not seen.is_dir():
+            raise ConfigError(
+                f"{seen}: no such folder here; name by --results where the ServerApp's "
+                "output-dir is seen from this machine"
+            )
+        check_superlink(self.address, self.ca_file)
+
+    def train(self, config: RunConfig, directory: Path, progress: RoundProgress) -> None:
+        from experiments.flower import Flwr
+
+        with tempfile.TemporaryDirectory(prefix="greedyfed-") as home:
+            ca_file = self.ca_file and self.ca_file.resolve()
+            Flwr(Path(home), self.address, ca_file).train(config, directory, progress)
+
+
 class Stopped(BaseException):
     """A signal asks to stop: what was started must be ended, and what was learned saved."""
 
@@ -134,63 +221,6 @@ class _ProgressHandler(logging.Handler):
             self._progress.show(record.round_record.to_json())
         else:
             self._progress.say(record.getMessage())
-
-
-def check_data(config: RunConfig) -> None:
-    """Load and split the data once, so that its errors come before any process is started."""
-    from client_app.data import simulated_client
-    from common.models import check_device
-
-    check_device(config.device)
-
-    if config.data.dataset == "own":
-        raise ConfigError(
-            "dataset = 'own': here clients are simulated, and only a public data set can be split "
-            "over them; set dataset to one, or run on Flower (README, Your own data)"
-        )
-    simulated_client(config, 0)
-
-
-def read_settings(
-    file: Path | None, changes: list[str] | None, given: Mapping[str, Scalar | None]
-) -> RunConfig:
-    """Keys of a TOML file, of `-c` and of named options, the later ones win; None is not given."""
-    keys: dict[str, Scalar] = {"num-clients": DEFAULT_CLIENTS}
-    keys |= read_toml(file) if file else {}
-    keys |= dict(parse_change(text) for text in changes or [])
-    keys |= {key: value for key, value in given.items() if value is not None}
-    return absolute_paths(RunConfig.from_flat(keys))
-
-
-def absolute_paths(config: RunConfig) -> RunConfig:
-    """The configuration with the caller's relative paths made absolute."""
-    flat = config.to_flat()
-    paths = {k: str(Path(str(flat[k])).expanduser().resolve()) for k in _PATHS if flat[k]}
-    return RunConfig.from_flat(flat | paths)
-
-
-def read_toml(path: Path) -> dict[str, Scalar]:
-    """Keys of a TOML file; raises ConfigError naming the file."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(
-            f"--config {path}: {error}; give a TOML file of key = value lines"
-        ) from error
-
-
-def parse_change(text: str) -> tuple[str, Scalar]:
-    """`key=value`, the value in TOML; text needs no quotes. Raises ConfigError."""
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not equals or not key:
-        raise ConfigError(f"-c {text!r}: must be key=value; for example -c num-rounds=40")
-    if key in KEYS and KEYS[key][1].annotation is str:
-        return key, value.strip("\"'")
-    try:
-        parsed: Scalar = tomllib.loads(f"value = {value}")["value"]
-        return key, parsed
-    except tomllib.TOMLDecodeError:
-        return key, value
 
 
 def main(commands: typer.Typer = app) -> None:

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from common.config import RunConfig, Scalar
 from common.errors import GreedyfedError
-from experiments.cli import main, parse_change, read_toml
+from experiments.cli import main
 from experiments.flower import PROJECT, Flwr, tail
 from experiments.progress import RoundProgress
+from experiments.settings import parse_change, read_toml
 from experiments.summary import summary_table
 
 CONFIG = PROJECT / "experiments" / "cluster.toml"
@@ -114,8 +115,6 @@ def train(cluster: Cluster, config: RunConfig, output: Path, progress: RoundProg
     with tempfile.TemporaryDirectory(prefix="greedyfed-") as home:
         flwr = cluster.operator(Path(home))
         wait_for_nodes(flwr, cluster.nodes, progress)
-        run_id = flwr.submit(config)
-        progress.say("starting the ServerApp")
         serverapp, copied_at = cluster.container("serverapp"), 0.0
 
         def refresh() -> None:
@@ -125,10 +124,13 @@ def train(cluster: Cluster, config: RunConfig, output: Path, progress: RoundProg
                 copied_at = time.monotonic()
 
         try:
-            flwr.follow(run_id, directory, progress, refresh, STATUS_EVERY_SECONDS)
-        except BaseException:
-            flwr("stop", run_id)  # or it would hold the clients
-            raise
+            flwr.train(
+                config,
+                directory,
+                progress,
+                refresh=refresh,
+                status_every=STATUS_EVERY_SECONDS,
+            )
         finally:
             copy(serverapp, remote, output)
     return directory

@@ -1,31 +1,48 @@
 """Flower's `flwr` command: submit a run to a SuperLink, follow it, and know how it ended.
 
+A run whose ServerApp died is submitted again, to go on from its checkpoint.
+
 `flwr run` itself exits with 0 even when the run failed.
 """
 
+import http.client
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common.config import RunConfig
-from common.errors import RunFailedError
+from common.errors import GreedyfedError, RunFailedError
 from experiments.progress import RoundProgress
 from server_app.run_directory import SUMMARY, read_history
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOST_AFTER_SECONDS = 120.0
+#: A ServerApp that dies so often without a new round is not started again.
+MAX_DEATHS = 3
+_DIED = "No heartbeat received"  # Flower 1.42, a minute after the process has gone
 _CONNECTION = "greedyfed"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
+class SuperLinkError(GreedyfedError):
+    """The SuperLink cannot be reached as asked."""
+
+
 class FlowerError(RunFailedError):
     """The run inside Flower failed, or Flower did not start."""
+
+
+class ServerAppDiedError(FlowerError):
+    """The ServerApp's process ended without a word; what it had saved is there."""
 
 
 class Flwr:
@@ -76,6 +93,35 @@ class Flwr:
             raise FlowerError(f"Flower refused the run: {answer.get('error-message', answer)}")
         return str(answer["run-id"])
 
+    def train(
+        self, config: RunConfig, directory: Path, progress: RoundProgress, **how: Any
+    ) -> None:
+        """Run a configuration to its end: submit it, follow it, and again when its ServerApp dies.
+
+        Args:
+            directory: where the run directory is seen from here.
+            how: further arguments of `follow`.
+
+        Raises:
+            FlowerError: the run failed, or its ServerApp died MAX_DEATHS times without a new round.
+        """
+        deaths, done = 0, len(read_history(directory))
+        while True:
+            run_id = self.submit(config)
+            progress.say("starting the ServerApp")
+            try:
+                return self.follow(run_id, directory, progress, **how)
+            except ServerAppDiedError:
+                before, done = done, len(read_history(directory))
+                deaths = 1 if done > before else deaths + 1
+                if deaths == MAX_DEATHS:
+                    raise
+                progress.say("the ServerApp died; going on from its last checkpoint")
+                config = config.with_values(resume=True)
+            except BaseException:
+                self("stop", run_id)  # or it would hold the clients
+                raise
+
     def follow(
         self,
         run_id: str,
@@ -116,9 +162,42 @@ class Flwr:
             log = directory.parent / f"flower-{run_id}.log"
             log.write_text(_COLOUR.sub("", self("log", run_id, options=("--show",))))
             details = " ".join(str(status.get("status-details", "")).split())
-            raise FlowerError(
+            kind = ServerAppDiedError if _DIED in details else FlowerError
+            raise kind(
                 f"the run inside Flower ended as {status['status']}: {details}; its log: {log}"
             )
+
+
+def check_superlink(address: str, ca_file: Path | None) -> None:
+    """Ask a SuperLink whether it is well, in plain text without the certificate of its CA.
+
+    Raises:
+        SuperLinkError: naming the address or the file, and what is wrong with it.
+    """
+    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/]+):[0-9]{1,5}", address):
+        raise SuperLinkError(f"--superlink {address}: is not HOST:PORT, such as 127.0.0.1:9093")
+    trust = None
+    if ca_file:
+        try:
+            trust = ssl.create_default_context(cafile=ca_file)
+        except OSError as error:  # ssl's own errors too
+            raise SuperLinkError(
+                f"--root-certificates {ca_file}: cannot be read as PEM certificates: {error}; "
+                "give the certificate of the SuperLink's CA"
+            ) from error
+    url = f"http{'s' if trust else ''}://{address}/health"
+    try:
+        urllib.request.urlopen(url, timeout=10, context=trust).close()
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        hint = "is it running, and is this its address"
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            hint = f"is {ca_file} of its CA, and is this host's name in its certificate"
+        elif isinstance(reason, ssl.SSLError):
+            hint = "does it use TLS? without, say --insecure"
+        elif isinstance(reason, http.client.HTTPException | ConnectionResetError):
+            hint = "does it use TLS? then give --root-certificates"
+        raise SuperLinkError(f"--superlink {address}: no answer: {reason}; {hint}?") from error
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -41,6 +41,12 @@ def _rounds(history: list[dict[str, Any]]) -> Table:
     return table
 
 
+def epsilon_text(client: dict[str, Any]) -> str:
+    """The ε that a client spent; none means without limit."""
+    epsilon = client.get("epsilon", 0.0)
+    return "∞" if epsilon is None else f"{epsilon:.2f}"
+
+
 def _clients(clients: list[dict[str, Any]]) -> Table:
     table = Table(
         title="Most valuable clients", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
@@ -49,6 +55,9 @@ def _clients(clients: list[dict[str, Any]]) -> Table:
     for heading in ("value", "times", "n", "E", "noise"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("label histogram", no_wrap=True)
+    private = any("epsilon" in c for c in clients)
+    if private:
+        table.add_column("ε", justify="right", no_wrap=True)
     best = sorted(clients, key=lambda c: -c["value"])[:_ROWS]
     for c in best:
         sigma, histogram = c.get("noise_sigma"), c.get("label_histogram")
@@ -60,5 +69,6 @@ def _clients(clients: list[dict[str, Any]]) -> Table:
             str(c.get("local_epochs") or "?"),
             "?" if sigma is None else f"{sigma:.3f}",
             " ".join(map(str, histogram)) if histogram else "?",
+            *([epsilon_text(c)] if private else []),
         )
     return table

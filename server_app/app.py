@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from dataclasses import asdict
+from math import isfinite
 
 import torch
 from flwr.app import Context
@@ -15,7 +16,8 @@ from common.config import ConfigError, RunConfig
 from common.datasets import load_splits
 from common.models import build_model, check_device
 from server_app.algorithms import build_strategy
-from server_app.run_directory import MODEL, SUMMARY, RunDirectory, read_history
+from server_app.privacy import check_accountant, releases, spent_epsilon
+from server_app.run_directory import MODEL, SUMMARY, RunDirectory, read_events, read_history
 from server_app.state import RoundRecord, ServerState
 from server_app.strategy import SelectiveFedAvg
 from server_app.utility import ServerModel
@@ -39,6 +41,7 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)  # small models are slower on more, and their sums would differ
     config = RunConfig.from_flat(context.run_config)
     check_device(config.device)
+    check_accountant(config.heterogeneity.privacy_delta)
     config = _with_clients(config, grid)
     splits = load_splits(config.data, config.seed)
     network = build_model(
@@ -65,14 +68,16 @@ def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDire
         directory.record(record, state)
         log.info(_line(record, config.num_rounds), extra={"round_record": record})
 
-    strategy = build_strategy(config, model=model, state=state, on_round=on_round)
+    strategy = build_strategy(
+        config, model=model, state=state, on_round=on_round, on_event=directory.note
+    )
     try:
         strategy.run(grid, config.num_rounds)
     finally:
         directory.save(strategy.state)  # also when a round failed: what was learned is kept
     model.spec.load(model.model, strategy.state.params)
     directory.write(MODEL, save({k: v.cpu() for k, v in model.model.state_dict().items()}))
-    summary = json.dumps(_summary(directory, strategy), indent=2) + "\n"
+    summary = json.dumps(_summary(config, directory, strategy), indent=2) + "\n"
     directory.write(SUMMARY, summary.encode())
 
 
@@ -116,10 +121,13 @@ def _line(record: RoundRecord, num_rounds: int) -> str:
     )
 
 
-def _summary(directory: RunDirectory, strategy: SelectiveFedAvg) -> dict[str, object]:
+def _summary(
+    config: RunConfig, directory: RunDirectory, strategy: SelectiveFedAvg
+) -> dict[str, object]:
     """The end of the run, and every client with its statistics and what it said of itself."""
     history, stats = read_history(directory.path), strategy.state.stats
     chosen = [client for record in history for client in record["cohort"]]
+    spent = _privacy(config, directory) if config.heterogeneity.privacy_delta else {}
     clients: list[dict[str, object]] = []
     for k, client_id in enumerate(stats.client_ids):
         known = strategy.clients.get(client_id)
@@ -129,10 +137,20 @@ def _summary(directory: RunDirectory, strategy: SelectiveFedAvg) -> dict[str, ob
             "times_selected": chosen.count(client_id),
             "times_counted": int(stats.count[k]),
         }
-        clients.append(about | figures)
+        clients.append(about | figures | spent.get(client_id, {}))
     last = {k: history[-1][k] for k in ("round", "val_loss", "test_loss", "test_accuracy")}
     seconds = sum(sum(record["seconds"].values()) for record in history)
     return {"status": "complete", **last, "seconds": round(seconds, 3), "clients": clients}
+
+
+def _privacy(config: RunConfig, directory: RunDirectory) -> dict[str, dict[str, object]]:
+    """Client id -> the ε that it spent in this run, null if without limit, and its δ."""
+    clip_norm, delta = config.heterogeneity.clip_norm, config.heterogeneity.privacy_delta
+    spent = dict[str, dict[str, object]]()
+    for client_id, released in releases(read_events(directory.path)).items():
+        epsilon = spent_epsilon(released, clip_norm, delta)
+        spent[client_id] = {"epsilon": epsilon if isfinite(epsilon) else None, "delta": delta}
+    return spent
 
 
 def _log_to_stdout() -> None:

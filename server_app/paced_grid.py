@@ -1,7 +1,7 @@
 """Any Flower grid, with a receive loop that sets its own pace and always ends."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -20,10 +20,16 @@ class PacedGrid(Grid):
     Args:
         grid: the grid that carries the messages.
         enough: trained models that end the wait before all have answered; None: wait for all.
+        on_reply: called with a request to train and its reply, as soon as that comes.
     """
 
-    def __init__(self, grid: Grid, enough: int | None = None) -> None:
-        self._grid, self._enough = grid, enough
+    def __init__(
+        self,
+        grid: Grid,
+        enough: int | None = None,
+        on_reply: Callable[[Message, Message], None] = lambda request, reply: None,
+    ) -> None:
+        self._grid, self._enough, self._on_reply = grid, enough, on_reply
 
     def set_run(self, run: Run) -> None:
         self._grid.set_run(run)
@@ -62,13 +68,17 @@ class PacedGrid(Grid):
         requests = list(messages)
         training = all(m.metadata.message_type == MessageType.TRAIN for m in requests)
         enough = self._enough if training and self._enough else len(requests)
-        waiting = {i for i in self.push_messages(requests) if i}
+        asked = {i: m for i, m in zip(self.push_messages(requests), requests, strict=True) if i}
+        waiting = set(asked)
         replies: list[Message] = []
         pause = FIRST_PAUSE
         while waiting:
             new = list(self.pull_messages(waiting))
             replies += new
-            waiting -= {reply.metadata.reply_to_message_id for reply in new}
+            for reply in new:
+                waiting.discard(reply.metadata.reply_to_message_id)
+                if training:
+                    self._on_reply(asked[reply.metadata.reply_to_message_id], reply)
             answered = sum(not reply.has_error() for reply in replies)
             left = deadline - time.monotonic()
             if not waiting or left <= 0 or answered >= enough:

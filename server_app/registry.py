@@ -33,8 +33,12 @@ class ClientRegistry:
         self._known: dict[int, str] = {}  # node -> client
         self._refused: dict[int, tuple[int, int, str]] = {}  # node -> (tries, ask again at, why)
 
-    def refresh(self, grid: Grid, server_round: int, timeout: float) -> list[ClientInfo]:
-        """Look who is connected; returns the clients that were not there before.
+    def refresh(
+        self, grid: Grid, server_round: int, timeout: float
+    ) -> tuple[list[ClientInfo], dict[str, str]]:
+        """Look who is connected; returns the clients that were not there before, and refused nodes.
+
+        A refused node stands under its registered name, or its id, with the reason.
 
         A node without a usable answer is asked again after 1, 2, 4, … rounds. Of two nodes that
         claim one client id at the same time, the one that came first keeps it. Where the operator
@@ -49,12 +53,12 @@ class ClientRegistry:
             if node not in self._refused or self._refused[node][1] <= server_round
         )
         if not strangers:
-            return []
+            return [], {}
         names = {info.node_id: info.name for info in grid.get_nodes() if info.name}
         question = encode_task(self._task)
         requests = [Message(question, node, MessageType.QUERY) for node in strangers]
         answers = replies_by_request(requests, grid.send_and_receive(requests, timeout=timeout))
-        new, reasons = [], Counter[str]()
+        new, refused = [], dict[str, str]()
         for node in strangers:
             try:
                 info = decode_info(content_of(answers.get(node)))
@@ -68,16 +72,16 @@ class ClientRegistry:
             except BadReplyError as error:
                 tries = self._refused.get(node, (0, 0, ""))[0]
                 self._refused[node] = (tries + 1, server_round + 2 ** min(tries, 6), str(error))
-                reasons[str(error)] += 1
+                refused[names.get(node) or str(node)] = str(error)
                 continue
             self._refused.pop(node, None)
             self._known[node] = info.client_id
             self.nodes[info.client_id] = node
             self.infos[info.client_id] = info
             new.append(info)
-        for reason, count in reasons.items():
+        for reason, count in Counter(refused.values()).items():
             log.warning("%d connected nodes are not used: %s", count, reason)
-        return new
+        return new, refused
 
     @property
     def why_not(self) -> str:

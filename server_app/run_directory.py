@@ -24,6 +24,7 @@ log = logging.getLogger("greedyfed")
 #: lost to a kill are computed again, with the same result.
 SAVE_EVERY_SECONDS = 1.0
 CONFIG, HISTORY, STATE = "config.json", "history.jsonl", "state.safetensors"
+EVENTS = "events.jsonl"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 
 
@@ -112,7 +113,7 @@ class RunDirectory:
         state = None
         try:
             if (self.path / STATE).exists():
-                state = _read_state(self.path / STATE)
+                state = read_state(self.path / STATE)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise RunDirectoryError(
                 f"{self.path / STATE}: cannot be read: {error}; delete the folder to start anew"
@@ -125,8 +126,17 @@ class RunDirectory:
             )
         lines = [json.dumps(r) for r in read_history(self.path) if r["round"] <= done]
         self.write(HISTORY, "".join(line + "\n" for line in lines).encode())
-        self._history = open(self.path / HISTORY, "a")  # noqa: SIM115  held until close
+        with self._saving():
+            self._history = open(self.path / HISTORY, "a")  # noqa: SIM115  held until close
+            self._events = open(self.path / EVENTS, "a")  # noqa: SIM115  held until close
+            self._events.write("\n")  # what follows is not part of a line cut short
         return state
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Append an event. Events are never taken back, so they also tell of rounds begun anew."""
+        with self._saving():
+            self._events.write(json.dumps({"time": round(time.time(), 3)} | event) + "\n")
+            self._events.flush()
 
     def record(self, record: RoundRecord, state: ServerState) -> None:
         """Append a round's record; save the state when it is time to."""
@@ -169,9 +179,10 @@ class RunDirectory:
 
     def close(self) -> None:
         """Give the directory free."""
-        if hasattr(self, "_history"):
+        for name in ("_history", "_events"):
             with suppress(OSError):  # a full disk: what is still buffered is lost, and was reported
-                self._history.close()
+                if hasattr(self, name):
+                    getattr(self, name).close()
         self._lock.truncate(0)
         self._lock.close()
 
@@ -186,6 +197,16 @@ def read_history(path: Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return records
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a run directory, oldest first; lines cut short by a kill are left out."""
+    events = []
+    if (path / EVENTS).exists():
+        for line in (path / EVENTS).read_text().splitlines():
+            with suppress(json.JSONDecodeError):
+                events.append(json.loads(line))
+    return events
 
 
 def _state_bytes(state: ServerState) -> bytes:
@@ -204,7 +225,7 @@ def _state_bytes(state: ServerState) -> bytes:
     return save(arrays, metadata={"about": json.dumps(about)})
 
 
-def _read_state(path: Path) -> ServerState:
+def read_state(path: Path) -> ServerState:
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()["about"])
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict

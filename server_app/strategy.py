@@ -63,6 +63,8 @@ class SelectiveFedAvg(Strategy):
             clients_per_round have answered.
         max_examples: refuse updates that claim more examples; 0: no limit.
         on_round: called with each round's record and the state after it.
+        on_event: called when clients are asked, answer, are accepted or fail, and when a connected
+            node is refused: what `greedyfed status` shows of a round under way.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class SelectiveFedAvg(Strategy):
         spare_clients: int = 0,
         max_examples: int = 0,
         on_round: Callable[[RoundRecord, ServerState], None] = lambda record, state: None,
+        on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     ) -> None:
         self.state = state or model.initial_state()
         self._model, self._policy, self._valuation = model, policy, valuation
@@ -87,7 +90,7 @@ class SelectiveFedAvg(Strategy):
         self._cumulative = cumulative or Cumulative()
         self._deadline, self._max_examples = deadline, max_examples
         self._quorum, self._spare = quorum, spare_clients
-        self._on_round = on_round
+        self._on_round, self._on_event = on_round, on_event
         self._registry = ClientRegistry(model.task)
         self._now = Round(self.state.round)
         self._requests: list[Message] = []
@@ -107,7 +110,7 @@ class SelectiveFedAvg(Strategy):
         if self.state.round < num_rounds:
             enough = self._num_select if self._spare else None
             self.start(
-                PacedGrid(grid, enough),
+                PacedGrid(grid, enough, self._on_reply),
                 params_record(self.state.params),
                 num_rounds=num_rounds - self.state.round,
                 timeout=self._deadline,
@@ -126,7 +129,9 @@ class SelectiveFedAvg(Strategy):
         now = self._now = Round(self.state.round + 1)
         self._grid = grid
         with now.phase("select"):
-            new = self._registry.refresh(grid, now.number, self._deadline)
+            new, refused = self._registry.refresh(grid, now.number, self._deadline)
+            for node, why in refused.items():
+                self._event("refused", node=node, why=why)
             if not self._registry.nodes:
                 raise RoundError(
                     f"round {now.number}: no connected client says who it is"
@@ -152,6 +157,8 @@ class SelectiveFedAvg(Strategy):
         cohort = [stats.client_ids[k] for k in self._policy.select(view, rng)]
         now.cohort += cohort
         now.attempts += 1
+        if cohort:
+            self._event("asked", clients=cohort)
         content = encode_params(self.state.params, now.number, self._model.task)
         ttl = self._deadline  # a client that comes back later need not train for nothing
         return [Message(content, nodes[c], MessageType.TRAIN, ttl=ttl) for c in cohort]
@@ -190,9 +197,19 @@ class SelectiveFedAvg(Strategy):
             try:
                 content = content_of(answers.get(node))
                 updates.append(decode_update(content, client_id, size, self._max_examples))
+                self._event("accepted", client=client_id, noise_sigma=updates[-1].noise_sigma)
             except BadReplyError as error:
                 now.failures[client_id] = str(error)
+                self._event("failed", client=client_id, why=str(error))
         return updates
+
+    def _on_reply(self, request: Message, reply: Message) -> None:
+        nodes, node = self._registry.nodes, request.metadata.dst_node_id
+        client_id = next(c for c, n in nodes.items() if n == node)
+        self._event("answered", client=client_id)
+
+    def _event(self, event: str, **about: Any) -> None:
+        self._on_event({"round": self._now.number, "event": event} | about)
 
     def aggregate_fit(self, server_round: int, updates: list[ClientUpdate]) -> Vector:
         """The new global model (D,) from the usable updates of a round (paper, Alg. 1, 6-13).
@@ -217,7 +234,10 @@ class SelectiveFedAvg(Strategy):
             if len(finite) == len(updates):
                 raise RoundError(f"round {server_round}: {error}; lower learning-rate") from error
             reason = "the validation loss of its model is not finite"
-            now.failures |= {u.client_id: reason for u in updates if u not in finite}
+            left_out = [u.client_id for u in updates if u not in finite]
+            now.failures |= dict.fromkeys(left_out, reason)
+            for client_id in left_out:
+                self._event("failed", client=client_id, why=reason)
             return self.aggregate_fit(server_round, finite)
         now.estimate, valued = result.estimate, result.estimate.values if self._valuation else None
         now.valued = [u.client_id for u in updates] if self._valuation else []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import parse_change
+from experiments.settings import parse_change
 
 ROOT = Path(__file__).parents[1]
 

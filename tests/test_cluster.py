@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from common.config import RunConfig
-from experiments.cli import read_toml
 from experiments.cluster import CONFIG, Cluster, no_engine, train
 from experiments.progress import RoundProgress
+from experiments.settings import read_toml
 from experiments.simulation import free_port
 from server_app.run_directory import SUMMARY, read_history
 

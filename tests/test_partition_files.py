@@ -9,9 +9,9 @@ from client_app.data import simulated_client
 from common.config import ConfigError, RunConfig
 from common.datasets import DataError, load_splits
 from common.wire import Task
-from experiments.cli import check_data
 from experiments.local_grid import run_in_process
 from experiments.partition_files import PartitionFilesError, write_partition
+from experiments.settings import check_data
 from server_app.app import app as server_app
 from server_app.strategy import RoundError
 from tests.federation import directory_of, history_of

@@ -41,10 +41,10 @@ def node(index):
 
 def test_asks_each_node_once(grid):
     registry = ClientRegistry(TASK)
-    first = registry.refresh(grid, 1, 10)
+    first, _ = registry.refresh(grid, 1, 10)
     assert {i.client_id for i in first} == {f"partition-{k}" for k in range(4)}
     assert all(sum(i.label_histogram) == i.num_examples for i in first)
-    assert registry.refresh(grid, 2, 10) == []
+    assert registry.refresh(grid, 2, 10) == ([], {})
     assert grid.asked == 4
 
 
@@ -53,7 +53,7 @@ def test_clients_join_and_leave(grid):
     grid.present = {node(0), node(1)}
     registry.refresh(grid, 1, 10)
     grid.present = {node(1), node(3)}
-    assert [i.client_id for i in registry.refresh(grid, 2, 10)] == ["partition-3"]
+    assert [i.client_id for i in registry.refresh(grid, 2, 10)[0]] == ["partition-3"]
     assert registry.nodes == {"partition-1": node(1), "partition-3": node(3)}
     assert "partition-0" in registry.infos
 
