@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-deployment test-cluster install format clean curve bench cluster cluster-down
+.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve bench cluster cluster-down
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -19,6 +19,10 @@ test: $(INSTALLED)
 # A federation of real processes, any of which is killed: minutes.
 test-deployment: $(INSTALLED)
 	$(BIN)/pytest -m deployment
+
+# Fifty rounds of a federation of real processes in which something is killed all the time.
+test-chaos: $(INSTALLED)
+	$(BIN)/pytest -m chaos -s
 
 # The cluster in containers, a run on it, and what it refuses: minutes; needs Docker and Compose.
 test-cluster: $(INSTALLED)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ class Federation:
         self.root, self.port = root, free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, tuple[str, ...]] = {}
         self.ports: dict[str, int] = {}
         (root / "operator").mkdir(parents=True)
         self.make_ca("ca")
@@ -93,6 +95,7 @@ class Federation:
     # ---- processes ------------------------------------------------------------------------------
 
     def _start(self, name: str, *command: str) -> None:
+        self._commands[name] = command
         home = self.root / f"home-{name}"
         (home / "cwd").mkdir(parents=True, exist_ok=True)
         with open(self.root / f"{name}.log", "ab") as log:
@@ -132,26 +135,33 @@ class Federation:
         process = psutil.Process(self.processes[name].pid)
         return [process.pid, *(child.pid for child in process.children(recursive=True))]
 
-    def serverapp(self) -> int | None:
-        """The process that runs the ServerApp now."""
-        for process in psutil.process_iter():
-            try:
-                command = " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if "flwr-serverapp" in command and self.address in command:
-                return process.pid
-        return None
+    def apps(self, name: str, of: str) -> list[int]:
+        """The flwr-serverapp or flwr-clientapp processes that a process of the federation runs."""
+        found = []
+        for pid in self.pids(of) if self.processes[of].poll() is None else []:
+            with suppress(psutil.Error):
+                if name in " ".join(psutil.Process(pid).cmdline()):
+                    found.append(pid)
+        return found
 
-    def kill(self, name: str, sign: signal.Signals = signal.SIGKILL) -> None:
-        """End a process of the federation with all that it started."""
+    def crash(self, name: str) -> None:
+        """Kill a process of the federation with all that it started, as a container dies."""
         pids = self.pids(name) if self.processes[name].poll() is None else []
         for pid in pids:
-            try:
-                os.kill(pid, sign)
-            except ProcessLookupError:
-                continue
-        self.processes.pop(name).wait(20)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.processes[name].wait(20)
+
+    def revive(self) -> None:
+        """Start what has ended anew, as systemd and Docker do."""
+        for name, process in list(self.processes.items()):
+            if process.poll() is not None:
+                self._start(name, *self._commands[name])
+
+    def kill(self, name: str) -> None:
+        """Crash a process for good."""
+        self.crash(name)
+        del self.processes[name]
 
     # ---- the operator ---------------------------------------------------------------------------
 

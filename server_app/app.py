@@ -132,6 +132,7 @@ def _summary(
     for k, client_id in enumerate(stats.client_ids):
         known = strategy.clients.get(client_id)
         about: dict[str, object] = asdict(known) if known else {"client_id": client_id}
+        about["num_examples"] = int(stats.num_examples[k])
         figures: dict[str, object] = {
             "value": float(stats.value[k]),
             "times_selected": chosen.count(client_id),

@@ -74,7 +74,8 @@ def test_a_killed_serverapp_resumes_to_the_same_model(federation, files, tmp_pat
     run_id = federation.flwr.submit(config)
     wait_for_round(config, 2)
     time.sleep(1)
-    os.kill(federation.serverapp(), signal.SIGKILL)
+    for pid in federation.apps("flwr-serverapp", of="executor"):
+        os.kill(pid, signal.SIGKILL)
     assert federation.wait_for_end(run_id, 120) == "finished:failed"
     before = rounds(config)
     run_id = federation.flwr.submit(config.with_values(resume=True))
