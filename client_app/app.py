@@ -13,6 +13,7 @@ from torch import nn
 
 from client_app.data import ClientData, ClientError, my_data
 from common.config import RunConfig, Scalar
+from common.evaluation import evaluate
 from common.models import build_model
 from common.params import ParamSpec
 from common.seeding import Stream, client_key, rng_for
@@ -23,6 +24,7 @@ from common.wire import (
     decode_params,
     decode_task,
     encode_info,
+    encode_loss,
     encode_update,
 )
 
@@ -56,6 +58,19 @@ def query(message: Message, context: Context) -> Message:
     return Message(encode_info(me.info), reply_to=message)
 
 
+@app.evaluate()
+def local_loss(message: Message, context: Context) -> Message:
+    """The global model's loss on this client's own data."""
+    torch.set_num_threads(1)
+    task = decode_task(message.content)
+    config, me = _setup(context, task)
+    model, spec = _model(config, task)
+    params, _ = decode_params(message.content, spec.size)
+    spec.load(model, params)
+    loss = evaluate(model.to(config.device), me.data.to(config.device)).loss
+    return Message(encode_loss(loss), reply_to=message)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Local SGD from the global model, then this client's noise."""
@@ -70,7 +85,8 @@ def train(message: Message, context: Context) -> Message:
     spec.load(model, params)
     client = client_key(me.info.client_id)
     rng = rng_for(config.seed, Stream.LOCAL_SGD, server_round, client)
-    local_sgd(model, me.data.to(config.device), config.training, me.local_epochs, rng)
+    data, epochs = me.data.to(config.device), me.local_epochs
+    local_sgd(model, data, config.training, epochs, rng, me.batch_size)
     noise_rng = (
         np.random.default_rng()
         if me.secret_noise

@@ -31,6 +31,7 @@ class ClientData:
     noise_sigma: float
     #: The noise protects the client, so the server must not be able to draw it again.
     secret_noise: bool = False
+    batch_size: int = 0  # 0: the n-th part of the examples that batches-per-epoch says
 
 
 def my_data(
@@ -97,10 +98,18 @@ def _text(node_config: Mapping[str, Scalar], key: str, default: str = "") -> str
 def simulated_client(config: RunConfig, index: int) -> ClientData:
     """Client `index` of the num-clients that a public data set is split over.
 
+    In a centralised run each is a client with the pooled examples of all, who makes E·B steps on
+    batches of M/N of them, without straggling or noise; one of them is selected.
+
     Raises:
         DataError, PartitionError: the data set cannot be read, or not be split so.
     """
     epochs = config.training.local_epochs
+    if config.selection.algorithm == "centralised":
+        pool = _pool(config.data, config.seed)
+        share = config.selection.clients_per_round / config.data.num_clients
+        info = ClientInfo(f"partition-{index}", len(pool), local_epochs=epochs, noise_sigma=0.0)
+        return ClientData(info, pool, epochs, 0.0, batch_size=max(1, int(share * len(pool))))
     return _simulated_client(config.data, config.seed, config.heterogeneity, epochs, index)
 
 
@@ -117,6 +126,13 @@ def _simulated_client(
     histogram = np.bincount(mine.y.numpy(), minlength=splits.num_classes)
     info = ClientInfo(f"partition-{index}", len(mine), tuple(histogram.tolist()), epochs, noise)
     return ClientData(info, mine, epochs, noise)
+
+
+@lru_cache(maxsize=1)
+def _pool(data: DataConfig, seed: int) -> Dataset:
+    """All clients' examples, on which a centralised run trains: the paper's upper bound."""
+    everyone = np.sort(np.concatenate(client_indices(data, seed)))
+    return load_splits(data, seed).train.take(everyone)
 
 
 def client_indices(data: DataConfig, seed: int) -> list[NDArray[np.int64]]:

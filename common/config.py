@@ -99,15 +99,28 @@ class HeterogeneityConfig(_Part):
 class SelectionConfig(_Part):
     """Which clients take part in a round, and what their values become."""
 
-    algorithm: Literal["greedyfed", "fedavg"] = Field(
-        "greedyfed", description="client selection: `greedyfed` or `fedavg` (uniform)"
-    )
+    algorithm: Literal[
+        "greedyfed", "ucb", "sfedavg", "fedavg", "fedprox", "power-of-choice", "centralised"
+    ] = Field("greedyfed", description="one of the algorithms below")
     clients_per_round: int = Field(3, ge=1, description="cohort size M")
-    cumulative: Literal["mean", "exponential"] = Field(
-        "mean", description="cumulative value: running `mean` or `exponential` average"
+    cumulative: Literal["mean", "exponential", "exponential-from-zero"] = Field(
+        "mean",
+        description="cumulative value: running `mean`, or `exponential` average "
+        "(`exponential-from-zero`: as in the paper's released code)",
     )
     cumulative_alpha: float = Field(
         0.5, ge=0, le=1, description="weight α of the past in the exponential average"
+    )
+    ucb_beta: float = Field(0.1, ge=0, description="`ucb`: weight β of exploration")
+    sfedavg_alpha: float = Field(
+        0.75, ge=0, le=1, description="`sfedavg`: weight α of the past in its average"
+    )
+    poc_decay: float = Field(
+        0.9, gt=0, le=1, description="`power-of-choice`: decay of the number of candidates"
+    )
+    poc_candidates: Literal["size", "uniform"] = Field(
+        "size",
+        description="`power-of-choice`: candidates drawn by `size` (n_k / n), or `uniform`",
     )
 
 
@@ -195,12 +208,26 @@ class RunConfig(_Part):
 
     @property
     def run_id(self) -> str:
-        """Name of the run directory: a hash of every key that can change a number."""
-        same = {k: v for k, v in self.to_flat().items() if k not in _PLACES}
+        """Name of the run directory: a hash of every key that can change a number.
+
+        Keys at their default are left out, so that a version with more keys finds the runs of an
+        older one.
+        """
+        flat = self.to_flat().items()
+        same = {k: v for k, v in flat if k not in _PLACES and v != KEYS[k][1].default}
         if self.data.dataset == "own":
             same["data-dir"] = self.data.data_dir  # the only name that such data has
         digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
         return f"{self.selection.algorithm}-{self.data.dataset}-{digest[:10]}"
+
+    def differences(self, flat: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        """Keys that can change a number: key, value in `flat`, value here, where both differ."""
+        mine = self.to_flat()
+        return [
+            (key, flat[key], value)
+            for key, value in mine.items()
+            if key in flat and key not in _PLACES and flat[key] != value
+        ]
 
     def _impossible(self) -> list[str]:
         """Combinations of keys that no run can satisfy, a line each."""
@@ -222,15 +249,31 @@ class RunConfig(_Part):
                 f"spare-clients = {self.spare_clients}: together with clients-per-round = {m} must "
                 f"be at most num-clients = {n}; lower one of them"
             )
-        if self.selection.algorithm == "greedyfed" and self.valuation.valuation == "none":
+        algorithm = self.selection.algorithm
+        if algorithm in ("greedyfed", "ucb", "sfedavg") and self.valuation.valuation == "none":
             found.append(
-                "valuation = 'none': algorithm = 'greedyfed' selects by value; "
+                f"valuation = 'none': algorithm = {algorithm!r} selects by value; "
                 "set valuation = 'gtg' or algorithm = 'fedavg'"
             )
         if self.valuation.valuation == "exact" and m > MAX_EXACT_COHORT:
             found.append(
                 f"valuation = 'exact': needs 2^M evaluations a round, so clients-per-round = {m} "
                 f"must be at most {MAX_EXACT_COHORT}; set valuation = 'gtg'"
+            )
+        if algorithm == "fedprox" and not self.training.proximal_mu:
+            found.append(
+                "proximal-mu = 0.0: algorithm = 'fedprox' needs a proximal term; "
+                "set proximal-mu, for example to 0.1, or algorithm = 'fedavg'"
+            )
+        if algorithm == "power-of-choice" and self.heterogeneity.privacy_delta:
+            found.append(
+                "algorithm = 'power-of-choice': asks clients for losses, which get no noise, so "
+                "that no ε holds; set privacy-delta = 0, or another algorithm"
+            )
+        if algorithm == "centralised" and self.data.dataset == "own":
+            found.append(
+                "algorithm = 'centralised': pools the clients' examples, which dataset = 'own' "
+                "never leaves to others; set a public data set"
             )
         if self.heterogeneity.privacy_delta and not self.heterogeneity.clip_norm:
             found.append(

@@ -16,11 +16,13 @@ def local_sgd(
     config: TrainingConfig,
     epochs: int,
     rng: np.random.Generator,
+    batch_size: int = 0,
 ) -> float:
     """Train `model` in place (paper, ClientUpdate in Alg. 1); return the last epoch's mean loss.
 
-    Each epoch shuffles the n examples and takes B batches of ⌊n/B⌋ of them; if n < B, each batch is
-    all of them. Momentum starts from zero. With μ > 0 the objective has FedProx's proximal term
+    Each epoch shuffles the n examples and takes B batches of ⌊n/B⌋ of them, or of `batch_size`; if
+    they are fewer than B batches need, it begins with the first ones again. Momentum starts from
+    zero. With μ > 0 the objective has FedProx's proximal term
     μ/2 ‖w − w_t‖² (Li et al. 2020, eq. 2), whose gradient is μ (w − w_t).
     """
     model.train()
@@ -29,7 +31,7 @@ def local_sgd(
     # torch.optim computes the same, but loads torch's compiler first: 1.2 s in each new process.
     velocities = [torch.zeros_like(p) for p in parameters]
     n, batches = len(data), config.batches_per_epoch
-    size = n // batches or n
+    size = batch_size or n // batches or n
     loss_sum = torch.zeros((), device=data.x.device)
     cuda = [data.x.device] if data.x.is_cuda else []
     with torch.random.fork_rng(devices=cuda):  # dropout and the like draw from torch's generators
@@ -38,9 +40,10 @@ def local_sgd(
             torch.cuda.manual_seed(int(rng.integers(2**63)))
         for _ in range(epochs):
             order = torch.from_numpy(rng.permutation(n)).to(data.x.device)
+            order = order.repeat(-(-size * batches // n))
             loss_sum.zero_()
             for b in range(batches):
-                rows = order[b * size : (b + 1) * size] if n >= batches else order
+                rows = order[b * size : (b + 1) * size]
                 for p in parameters:
                     p.grad = None
                 loss = cross_entropy(model(data.x[rows]), data.y[rows])

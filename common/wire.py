@@ -126,9 +126,7 @@ def decode_params(content: RecordDict, size: int) -> tuple[Vector, int]:
 
 
 def encode_update(update: ClientUpdate) -> RecordDict:
-    result = MetricRecord(
-        {"num-examples": update.num_examples, "noise-sigma": update.noise_sigma}
-    )
+    result = MetricRecord({"num-examples": update.num_examples, "noise-sigma": update.noise_sigma})
     return RecordDict({PARAMS: params_record(update.params), RESULT: result})
 
 
@@ -156,6 +154,20 @@ def decode_update(
     if not isinstance(sigma, float | int) or not 0 <= sigma < float("inf"):
         sigma = 0.0  # nobody may count on noise that is not named
     return ClientUpdate(client_id, params, count, float(sigma))
+
+
+def encode_loss(loss: float) -> RecordDict:
+    """A client's answer: the loss in nats of the model that it was sent, on its own examples."""
+    return RecordDict({RESULT: MetricRecord({"loss": loss})})
+
+
+def decode_loss(content: RecordDict) -> float:
+    """Raises BadReplyError for anything but a finite loss."""
+    result = content.metric_records.get(RESULT)
+    loss = result.get("loss") if result is not None else None
+    if not isinstance(loss, float | int) or not abs(loss) < float("inf"):
+        raise BadReplyError(f"loss is {loss!r:.50}, not a finite number")
+    return float(loss)
 
 
 def replies_by_request(

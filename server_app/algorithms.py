@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.config import RunConfig, SelectionConfig
-from server_app.selection import Greedy, RoundRobinFirst, SelectionPolicy, Uniform
+from server_app.selection import (
+    UCB,
+    First,
+    Greedy,
+    PowerOfChoice,
+    RoundRobinFirst,
+    SelectionPolicy,
+    SFedAvg,
+    Uniform,
+)
 from server_app.state import Cumulative
 from server_app.strategy import GreedyFed, SelectiveFedAvg
 from server_app.valuation import valuation_from
@@ -13,16 +22,39 @@ from server_app.valuation import valuation_from
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One row; `valuation` is what `valuation = "auto"` means."""
+    """One row: how clients are selected and valued.
 
-    strategy: type[SelectiveFedAvg]
+    Attributes:
+        policy: the selection policy of a configuration.
+        valuation: what `valuation = "auto"` means.
+        cumulative: how values accumulate, as the configuration says unless the method fixes it.
+        strategy: GreedyFed for the one, SelectiveFedAvg for all others.
+        cohort: the cohort size; 0: clients-per-round.
+    """
+
     policy: Callable[[SelectionConfig], SelectionPolicy]
-    valuation: str
+    valuation: str = "none"
+    cumulative: Callable[[SelectionConfig], Cumulative] = lambda c: Cumulative(
+        c.cumulative, c.cumulative_alpha
+    )
+    strategy: type[SelectiveFedAvg] = SelectiveFedAvg
+    cohort: int = 0
 
 
+#: FedProx differs from FedAvg in the clients' objective, and centralised training in their data:
+#: both by the configuration that the server sends (common/config.py), and in nothing here.
 ALGORITHMS = {
-    "greedyfed": Algorithm(GreedyFed, lambda c: RoundRobinFirst(Greedy()), "gtg"),
-    "fedavg": Algorithm(SelectiveFedAvg, lambda c: Uniform(), "none"),
+    "greedyfed": Algorithm(lambda c: RoundRobinFirst(Greedy()), "gtg", strategy=GreedyFed),
+    "ucb": Algorithm(lambda c: RoundRobinFirst(UCB(c.ucb_beta)), "gtg"),
+    "sfedavg": Algorithm(
+        lambda c: SFedAvg(c.sfedavg_alpha),
+        "gtg",
+        lambda c: Cumulative("exponential-from-zero", c.sfedavg_alpha),
+    ),
+    "fedavg": Algorithm(lambda c: Uniform()),
+    "fedprox": Algorithm(lambda c: Uniform()),
+    "power-of-choice": Algorithm(lambda c: PowerOfChoice(c.poc_decay, c.poc_candidates)),
+    "centralised": Algorithm(lambda c: First(), cohort=1),
 }
 
 
@@ -33,8 +65,8 @@ def build_strategy(config: RunConfig, **parts: Any) -> SelectiveFedAvg:
         policy=row.policy(selection),
         valuation=valuation_from(config.valuation, row.valuation),
         seed=config.seed,
-        clients_per_round=selection.clients_per_round,
-        cumulative=Cumulative(selection.cumulative, selection.cumulative_alpha),
+        clients_per_round=row.cohort or selection.clients_per_round,
+        cumulative=row.cumulative(selection),
         deadline=config.round_deadline,
         quorum=config.quorum,
         spare_clients=config.spare_clients,

@@ -17,6 +17,7 @@ class Round:
     number: int
     cohort: list[str] = field(default_factory=list)  # everyone asked
     attempts: int = 0  # times that clients were asked
+    num_probed: int = 0  # times that a client was asked for its loss only
     failures: dict[str, str] = field(default_factory=dict)
     valued: list[str] = field(default_factory=list)  # the clients of `estimate`, in its order
     estimate: ShapleyEstimate = NOT_VALUED
@@ -48,5 +49,5 @@ class Round:
             test_accuracy=test.accuracy,
             failures=self.failures,
             seconds={phase: round(seconds, 6) for phase, seconds in self.seconds.items()},
-            bytes={"down": size * len(self.cohort), "up": size * answered},
+            bytes={"down": size * (len(self.cohort) + self.num_probed), "up": size * answered},
         )

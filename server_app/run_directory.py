@@ -79,20 +79,32 @@ class RunDirectory:
                 f"{self.path}: holds {state} of this configuration; {remedy}give another "
                 "output-dir, or delete the folder"
             )
-        self._note_versions()
+        self._compare_with(config)
         about = {"run-id": config.run_id, "config": config.to_flat(), "versions": _versions()}
         self.write(CONFIG, (json.dumps(about, indent=2) + "\n").encode())
 
-    def _note_versions(self) -> None:
-        """Tell when a run is resumed by other versions than it was started with."""
+    def _compare_with(self, config: RunConfig) -> None:
+        """Tell when a run is resumed by other versions than it was started with.
+
+        Raises:
+            RunDirectoryError: a default is another one in this version, so it is another run.
+        """
         try:
-            before = json.loads((self.path / CONFIG).read_text())["versions"]
+            before = json.loads((self.path / CONFIG).read_text())
+            versions, flat = before["versions"], before["config"]
         except (OSError, ValueError, KeyError):
             return
+        if changed := config.differences(flat):
+            key, was, now = changed[0]
+            self.close()
+            raise RunDirectoryError(
+                f"{self.path}: was begun with {key} = {was!r}, now {key} = {now!r} by a default of "
+                f"another version; set {key}, or give another output-dir"
+            )
         for package, now in _versions().items():
-            if before.get(package, now) != now:
+            if versions.get(package, now) != now:
                 log.warning(
-                    "%s was %s, is now %s: numbers may differ", package, before[package], now
+                    "%s was %s, is now %s: numbers may differ", package, versions[package], now
                 )
 
     @property

@@ -69,11 +69,11 @@ class Cumulative:
     """How a round's values enter the cumulative ones (paper, Alg. 1, lines 12-13).
 
     `mean`: ((N_k − 1) SV_k + SV_k^(t)) / N_k. `exponential`: α SV_k + (1 − α) SV_k^(t), where the
-    first value is taken as it is; the paper's released code starts from 0, which scales a client's
-    first values by 1 − α.
+    first value is taken as it is. `exponential-from-zero`, as the paper's released code has it,
+    starts from 0, which scales a client's first values by 1 − α.
     """
 
-    kind: Literal["mean", "exponential"] = "mean"
+    kind: Literal["mean", "exponential", "exponential-from-zero"] = "mean"
     alpha: float = 0.5
 
     def __call__(
@@ -82,7 +82,8 @@ class Cumulative:
         """Cumulative values (m,) from old ones, times valued before, and this round's."""
         if self.kind == "mean":
             return (count * old + new) / (count + 1)
-        return np.where(count == 0, new, self.alpha * old + (1 - self.alpha) * new)
+        average = self.alpha * old + (1 - self.alpha) * new
+        return np.where(count == 0, new, average) if self.kind == "exponential" else average
 
 
 @dataclass(frozen=True, eq=False)

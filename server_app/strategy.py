@@ -6,6 +6,7 @@ when a run is resumed.
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from common.wire import (
     ClientInfo,
     ClientUpdate,
     content_of,
+    decode_loss,
     decode_update,
     encode_params,
     params_record,
@@ -32,7 +34,14 @@ from server_app.aggregation import aggregate
 from server_app.paced_grid import PacedGrid
 from server_app.registry import ClientRegistry
 from server_app.round import Round
-from server_app.selection import Greedy, RoundRobinFirst, SelectionPolicy, SelectionView
+from server_app.selection import (
+    Floats,
+    Greedy,
+    Indices,
+    RoundRobinFirst,
+    SelectionPolicy,
+    SelectionView,
+)
 from server_app.state import Cumulative, RoundRecord, ServerState
 from server_app.utility import ServerModel
 from server_app.valuation import UtilityError, Valuation, gtg_shapley
@@ -152,7 +161,7 @@ class SelectiveFedAvg(Strategy):
             waiting = np.flatnonzero(free & ~available)
             order = np.argsort(stats.retry_round[waiting], kind="stable")
             available[waiting[order][:missing]] = True
-        view = SelectionView(now.number, wanted, stats, available)
+        view = SelectionView(now.number, wanted, stats, available, self._local_losses)
         rng = rng_for(self._seed, Stream.SELECT, now.number, *([now.attempts] * (now.attempts > 0)))
         cohort = [stats.client_ids[k] for k in self._policy.select(view, rng)]
         now.cohort += cohort
@@ -162,6 +171,22 @@ class SelectiveFedAvg(Strategy):
         content = encode_params(self.state.params, now.number, self._model.task)
         ttl = self._deadline  # a client that comes back later need not train for nothing
         return [Message(content, nodes[c], MessageType.TRAIN, ttl=ttl) for c in cohort]
+
+    def _local_losses(self, clients: Indices) -> Floats:
+        """The global model's loss at each client (k,), in nats; −inf where there is no answer."""
+        now, nodes, ids = self._now, self._registry.nodes, self.state.stats.client_ids
+        content = encode_params(self.state.params, now.number, self._model.task)
+        places = [nodes[ids[k]] for k in clients]
+        requests = [
+            Message(content, node, MessageType.EVALUATE, ttl=self._deadline) for node in places
+        ]
+        now.num_probed += len(requests)
+        replies = self._grid.send_and_receive(requests, timeout=self._deadline)
+        answers, losses = replies_by_request(requests, replies), np.full(len(places), -np.inf)
+        for k, node in enumerate(places):
+            with suppress(BadReplyError):  # not chosen, hence no failure of the round
+                losses[k] = decode_loss(content_of(answers.get(node)))
+        return losses
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

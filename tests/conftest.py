@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from common.config import RunConfig
+from experiments.cluster import Cluster, no_engine
 from experiments.local_grid import identify_process
+from experiments.simulation import free_port
+from tests.containers import PROJECT
 
 DATA = Path(os.environ.get("GREEDYFED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 #: Set by .ci/run: tests of the public data sets must run, not be skipped.
@@ -22,6 +25,24 @@ def data_dir() -> str:
             pytest.fail(message)
         pytest.skip(message)
     return str(DATA)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """docker-compose.yml, built and up."""
+    if why_not := no_engine():
+        if os.environ.get("GREEDYFED_REQUIRE_DOCKER") == "1":
+            pytest.fail(why_not)
+        pytest.skip(why_not)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPOSE_PROJECT_NAME", PROJECT)
+        patch.setenv("CONTROL_PORT", str(free_port()))
+        cluster = Cluster()
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster("down", "--volumes", "--remove-orphans")
 
 
 @pytest.fixture(autouse=True)

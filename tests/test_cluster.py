@@ -4,21 +4,19 @@ Needs a Docker engine: `make test-cluster`. Its images are built here, and stay.
 """
 
 import json
-import os
 import subprocess
 
 import pytest
 from rich.console import Console
 
 from common.config import RunConfig
-from experiments.cluster import CONFIG, Cluster, no_engine, train
+from experiments.cluster import CONFIG, train
 from experiments.progress import RoundProgress
 from experiments.settings import read_toml
-from experiments.simulation import free_port
 from server_app.run_directory import SUMMARY, read_history
+from tests.containers import PROJECT, docker, inside
 
 pytestmark = pytest.mark.cluster
-PROJECT = f"greedyfed-test-{os.getpid()}"
 IN_THE_SITE = """
 import http.client, ssl, sys
 tls = ssl.create_default_context(cafile="/credentials/ca.crt")
@@ -39,34 +37,11 @@ for address in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    if why_not := no_engine():
-        if os.environ.get("GREEDYFED_REQUIRE_DOCKER") == "1":
-            pytest.fail(why_not)
-        pytest.skip(why_not)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COMPOSE_PROJECT_NAME", PROJECT)
-        patch.setenv("CONTROL_PORT", str(free_port()))
-        cluster = Cluster()
-        try:
-            cluster.up()
-            yield cluster
-        finally:
-            cluster("down", "--volumes", "--remove-orphans")
-
-
-def inside(cluster, service, *command):
-    """Lines that a command prints in a service's container."""
-    return cluster("exec", "-T", service, *command).splitlines()
-
-
 def addresses(cluster, service, port):
     """Where a service listens, on each of its networks."""
     form = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}"
-    command = ["docker", "inspect", "--format", form, cluster.container(service)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [f"{address}:{port}" for address in done.stdout.split()]
+    found = docker("inspect", "--format", form, cluster.container(service))
+    return [f"{address}:{port}" for address in found.split()]
 
 
 def other_node(script):

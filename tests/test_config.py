@@ -24,7 +24,7 @@ BAD = {
     "inf": ({"noise-sigma": float("inf")}, "input should be a finite number"),
     "momentum 1": ({"momentum": 1.0}, "momentum = 1.0: input should be less than 1"),
     "fraction": ({"straggler-fraction": 1.5}, "input should be less than or equal to 1"),
-    "algorithm": ({"algorithm": "sgd"}, "algorithm = \"sgd\": input should be 'greedyfed' or"),
+    "algorithm": ({"algorithm": "sgd"}, "algorithm = \"sgd\": input should be 'greedyfed', 'ucb',"),
     "scheme": ({"partition": "x"}, "input should be 'dirichlet', 'dirichlet-float32' or 'iid'"),
     "dataset": ({"dataset": "imagenet"}, "dataset = \"imagenet\": input should be 'digits'"),
     "device": ({"device": "tpu"}, "device = \"tpu\": input should be 'cpu' or 'cuda'"),

@@ -1,0 +1,107 @@
+"""Every row of the table of algorithms, through the real apps."""
+
+import json
+
+import numpy as np
+import pytest
+
+from client_app.app import app as client_app
+from client_app.data import client_indices, simulated_client
+from common.config import ConfigError, RunConfig
+from common.datasets import load_splits
+from common.evaluation import evaluate
+from common.models import build_model
+from common.params import ParamSpec
+from experiments.local_grid import LocalGrid
+from server_app.algorithms import ALGORITHMS, build_strategy
+from server_app.utility import ServerModel
+from tests.federation import history_of, run
+
+OTHERS = sorted(set(ALGORITHMS) - {"centralised"})
+
+
+def keys_of(algorithm):
+    return {"algorithm": algorithm} | ({"proximal_mu": 0.1} if algorithm == "fedprox" else {})
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_learns(small, algorithm):
+    config = small.with_values(num_rounds=30, **keys_of(algorithm))
+    history = history_of(run(config))
+    assert all(len(record["cohort"]) == 2 for record in history)
+    assert history[-1]["val_loss"] < 0.75 * history[0]["val_loss"]
+    valued = algorithm in ("greedyfed", "ucb", "sfedavg")
+    assert all(bool(record["shapley"]) == valued for record in history)
+
+
+@pytest.mark.parametrize("algorithm", OTHERS)
+def test_partial_work_of_stragglers_is_averaged(small, algorithm):
+    config = small.with_values(straggler_fraction=1.0, **keys_of(algorithm))
+    path = run(config)
+    clients = {
+        c["client_id"]: c for c in json.loads((path / "summary.json").read_text())["clients"]
+    }
+    slow = {name for name, client in clients.items() if client["local_epochs"] < 5}
+    history = history_of(path)
+    assert slow & {client for record in history for client in record["cohort"]}
+    assert all(record["failures"] == {} for record in history)
+    assert sum(client["times_counted"] for client in clients.values()) == 2 * len(history)
+
+
+def test_fedprox_without_its_term_is_refused(small):
+    with pytest.raises(ConfigError, match="proximal-mu"):
+        small.with_values(algorithm="fedprox")
+
+
+def test_fedprox_stays_nearer_to_the_global_model_than_fedavg(small):
+    near = small.with_values(algorithm="fedprox", proximal_mu=10.0, num_rounds=1)
+    far = small.with_values(algorithm="fedavg", num_rounds=1)
+    assert history_of(run(near))[0]["cohort"] == history_of(run(far))[0]["cohort"]
+    start = _parameters(small)
+    moved = [np.linalg.norm(_after_one_round(c) - start) for c in (near, far)]
+    assert moved[0] < 0.7 * moved[1]
+
+
+def test_power_of_choice_asks_the_clients_themselves(small):
+    """The cohort of the first round, in which all are candidates, has the largest local losses."""
+    config = small.with_values(algorithm="power-of-choice", num_rounds=1)
+    splits = load_splits(config.data, config.seed)
+    model = build_model(config.training.model, splits.input_shape, splits.num_classes, config.seed)
+    losses = {
+        f"partition-{i}": evaluate(model, simulated_client(config, i).data).loss for i in range(6)
+    }
+    record = history_of(run(config))[0]
+    assert record["cohort"] == sorted(losses, key=lambda c: -losses[c])[:2]
+    size = 4 * ParamSpec.of(model).size
+    assert record["bytes"] == {"down": size * (2 + 6), "up": size * 2}
+
+
+def test_centralised_training_sees_the_examples_of_all(small):
+    config = small.with_values(algorithm="centralised", num_rounds=30)
+    path = run(config)
+    history = history_of(path)
+    assert all(record["cohort"] == ["partition-0"] for record in history)
+    everyone = sum(len(part) for part in client_indices(config.data, config.seed))
+    me = simulated_client(config, 0)
+    assert len(me.data) == everyone
+    assert me.batch_size == everyone * 2 // 6
+    apart = small.with_values(algorithm="fedavg", num_rounds=30)
+    assert history[-1]["val_loss"] < history_of(run(apart))[-1]["val_loss"]
+
+
+def _strategy(config):
+    splits = load_splits(config.data, config.seed)
+    network = build_model(
+        config.training.model, splits.input_shape, splits.num_classes, config.seed
+    )
+    model = ServerModel(network, splits.val, splits.test, splits.num_classes)
+    return build_strategy(config, model=model)
+
+
+def _parameters(config):
+    return _strategy(config).state.params
+
+
+def _after_one_round(config: RunConfig):
+    grid = LocalGrid(client_app, config.to_flat(), [{} for _ in range(6)])
+    return _strategy(config).run(grid, 1).params
