@@ -110,14 +110,25 @@ def simulated_client(config: RunConfig, index: int) -> ClientData:
         share = config.selection.clients_per_round / config.data.num_clients
         info = ClientInfo(f"partition-{index}", len(pool), local_epochs=epochs, noise_sigma=0.0)
         return ClientData(info, pool, epochs, 0.0, batch_size=max(1, int(share * len(pool))))
-    return _simulated_client(config.data, config.seed, config.heterogeneity, epochs, index)
+    known = _simulated_clients(config.data, config.seed, config.heterogeneity, epochs)
+    if index not in known:  # every round asks again
+        known[index] = _simulated_client(
+            config.data, config.seed, config.heterogeneity, epochs, index
+        )
+    return known[index]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1)
+def _simulated_clients(
+    data: DataConfig, seed: int, heterogeneity: HeterogeneityConfig, most_epochs: int
+) -> dict[int, ClientData]:
+    """The clients of one configuration that were made so far; a process works at one."""
+    return {}
+
+
 def _simulated_client(
     data: DataConfig, seed: int, heterogeneity: HeterogeneityConfig, most_epochs: int, index: int
 ) -> ClientData:
-    """Cached, since every round asks again."""
     splits = load_splits(data, seed)
     mine = splits.train.take(client_indices(data, seed)[index])
     fraction, sigma = heterogeneity.straggler_fraction, heterogeneity.noise_sigma

@@ -12,3 +12,8 @@ class RunFailedError(GreedyfedError):
     """The run was started, and stopped before its end; what was learned is on disk."""
 
     exit_code = 1
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of other code says, which may be several lines, or nothing but its name."""
+    return " ".join(str(error).split()) or type(error).__name__

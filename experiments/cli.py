@@ -13,8 +13,10 @@ from rich.console import Console
 
 from common.config import ConfigError, RunConfig, Scalar
 from common.errors import GreedyfedError
+from experiments.paper import paper
 from experiments.progress import RoundProgress
 from experiments.settings import check_data, read_settings, simulated
+from experiments.sweep import sweep
 
 HELP = "Client selection by contribution for federated learning on Flower."
 app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
@@ -124,6 +126,10 @@ def partition(
     for path, count in write_partition(settings, out, overwrite=overwrite):
         print(f"{path}  {count} examples")
     print(usage(out))
+
+
+app.command()(sweep)
+app.command()(paper)
 
 
 def _train_here(config: RunConfig, progress: RoundProgress) -> None:

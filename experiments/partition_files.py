@@ -15,7 +15,7 @@ import numpy as np
 from client_app.data import client_indices
 from common.config import RunConfig
 from common.datasets import load_examples
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, RunFailedError
 
 SERVER = "server.npz"
 _OURS = re.compile(r"client-\d+\.npz|server\.npz")
@@ -23,6 +23,10 @@ _OURS = re.compile(r"client-\d+\.npz|server\.npz")
 
 class PartitionFilesError(GreedyfedError):
     """The files cannot be written as asked."""
+
+
+class PartitionStoppedError(RunFailedError):
+    """The files were begun, and cannot be written to their end."""
 
 
 def write_partition(config: RunConfig, out: Path, *, overwrite: bool) -> Iterator[tuple[Path, int]]:
@@ -33,7 +37,8 @@ def write_partition(config: RunConfig, out: Path, *, overwrite: bool) -> Iterato
     clients are removed.
 
     Raises:
-        PartitionFilesError: files of a partition are there, or cannot be written.
+        PartitionFilesError: files of a partition are there, or the folder cannot be used.
+        PartitionStoppedError: a file cannot be written.
         DataError, PartitionError: as in a simulation.
     """
     examples = load_examples(config.data, config.seed)
@@ -47,6 +52,11 @@ def write_partition(config: RunConfig, out: Path, *, overwrite: bool) -> Iterato
             raise PartitionFilesError(
                 f"--out {out}: holds {min(earlier)} already; give another folder, or --overwrite"
             )
+    except OSError as error:
+        raise PartitionFilesError(
+            f"--out {out}: cannot be written: {error}; give a folder that can"
+        ) from error
+    try:
         for name, mine in zip(names, clients, strict=True):
             yield _write(out / name, x=train.x[mine].numpy(), y=train.y[mine].numpy())
         classes = np.int64(examples.num_classes)  # the held-out examples may lack the last ones
@@ -55,8 +65,8 @@ def write_partition(config: RunConfig, out: Path, *, overwrite: bool) -> Iterato
         for name in earlier - {*names, SERVER}:
             (out / name).unlink()
     except OSError as error:
-        raise PartitionFilesError(
-            f"--out {out}: cannot be written: {error}; give a folder that can"
+        raise PartitionStoppedError(
+            f"--out {out}: cannot be written: {error}; free space, then repeat with --overwrite"
         ) from error
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, one_line
+from experiments.cli import main
 from server_app.run_directory import CONFIG, read_history
 
 NAMES = {"greedyfed": "GreedyFed", "fedavg": "FedAvg"}
@@ -29,13 +30,21 @@ def accuracies(folder: Path) -> dict[str, NDArray[np.float64]]:
     rows: dict[str, list[list[float]]] = defaultdict(list)
     settings: dict[str, dict[str, object]] = {}
     for path in sorted(folder.glob(f"*/{CONFIG}")):
-        config = json.loads(path.read_text())["config"]
-        history = [100 * record["test_accuracy"] for record in read_history(path.parent)]
-        name = config["algorithm"]
+        try:
+            config = json.loads(path.read_text())["config"]
+            history = [100 * record["test_accuracy"] for record in read_history(path.parent)]
+            name, num_rounds = config["algorithm"], config["num-rounds"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise GreedyfedError(
+                f"{path.parent}: cannot be read: {one_line(error)}; move it elsewhere"
+            ) from error
         same = {k: v for k, v in config.items() if k not in ("seed", "output-dir", "resume")}
         if settings.setdefault(name, same) != same:
-            raise GreedyfedError(f"{path.parent}: differs from other {name} runs in {folder}")
-        if len(history) == config["num-rounds"]:
+            raise GreedyfedError(
+                f"{path.parent}: differs from other {name} runs in {folder} in more than its seed; "
+                "move it elsewhere"
+            )
+        if len(history) == num_rounds:
             rows[name].append(history)
     if not rows:
         raise GreedyfedError(f"{folder}: holds no finished run; give an --output-dir of runs")
@@ -43,9 +52,17 @@ def accuracies(folder: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def plot(curves: dict[str, NDArray[np.float64]], output: Path) -> None:
-    """Mean lines with ± std bands over seeds."""
-    import matplotlib
+    """Mean lines with ± std bands over seeds.
 
+    Raises:
+        GreedyfedError: matplotlib is not installed, or the picture cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise GreedyfedError(
+            f"-o {output}: pictures need the extra `plots`; pip install 'greedyfed[plots]'"
+        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -53,15 +70,23 @@ def plot(curves: dict[str, NDArray[np.float64]], output: Path) -> None:
     for name, values in sorted(curves.items(), reverse=True):
         rounds = np.arange(1, values.shape[1] + 1)
         mean, std = values.mean(axis=0), values.std(axis=0)
-        (line,) = axes.plot(rounds, mean, label=f"{NAMES[name]} ({len(values)} seeds)")
+        (line,) = axes.plot(rounds, mean, label=f"{NAMES.get(name, name)} ({len(values)} seeds)")
         axes.fill_between(rounds, mean - std, mean + std, alpha=0.2, color=line.get_color())
     axes.set(xlabel="communication round", ylabel="test accuracy, %")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.tight_layout()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output)
-    pyplot.close(figure)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(output)
+    except ValueError as error:
+        raise GreedyfedError(f"-o {output}: of no known form; give a .png or .svg file") from error
+    except OSError as error:
+        raise GreedyfedError(
+            f"-o {output}: cannot be written: {error}; give a file that can"
+        ) from error
+    finally:
+        pyplot.close(figure)
 
 
 def table(curves: dict[str, NDArray[np.float64]], at: list[int]) -> Table:
@@ -72,14 +97,21 @@ def table(curves: dict[str, NDArray[np.float64]], at: list[int]) -> Table:
         result.add_column(f"T = {t}", justify="right")
     for name, values in sorted(curves.items(), reverse=True):
         cells = [values[:, t - 1] for t in at]
-        result.add_row(NAMES[name], *(f"{c.mean():.2f} ± {c.std():.2f} ({len(c)})" for c in cells))
+        figures = (f"{c.mean():.2f} ± {c.std():.2f} ({len(c)})" for c in cells)
+        result.add_row(NAMES.get(name, name), *figures)
     return result
 
 
-def main(
-    folder: Annotated[Path, typer.Argument(help="Folder of run directories.")],
-    output: Annotated[Path, typer.Option("-o", help="Picture to write (.png, .svg).")],
-    at: Annotated[list[int] | None, typer.Option(help="Rounds of the table.")] = None,
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def draw(
+    folder: Annotated[Path, typer.Argument(help="Folder of run directories.", readable=False)],
+    output: Annotated[
+        Path, typer.Option("-o", readable=False, help="Picture to write (.png, .svg).")
+    ],
+    at: Annotated[list[int] | None, typer.Option(help="Rounds of the table.", min=1)] = None,
 ) -> None:
     """Draw the picture and print the table."""
     curves = accuracies(folder)
@@ -90,4 +122,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(app)

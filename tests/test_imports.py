@@ -75,3 +75,20 @@ def test_a_client_process_loads_no_library_it_does_not_use():
     loaded = set(done.stdout.split())
     libraries = {"torchvision", "ray", "sklearn", "pandas", "pyarrow", "PIL"}
     assert not loaded & (libraries | {"server_app", "experiments"})
+
+
+def test_local_sgd_does_not_load_the_compiler():
+    """torch.optim does: more than a second for each message to a client of a deployment."""
+    code = """
+import sys
+import numpy as np
+import torch
+from common.config import TrainingConfig
+from common.datasets import Dataset
+from common.training import local_sgd
+
+data = Dataset(torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64))
+local_sgd(torch.nn.Linear(3, 2), data, TrainingConfig(), 1, np.random.default_rng(0))
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,0 +1,258 @@
+"""`greedyfed paper`: the cells of the paper's four tables, as runs, and what they should give.
+
+paper.csv has the 252 published figures, paper.toml the keys of each condition and algorithm.
+"""
+
+import csv
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from common.config import ConfigError, RunConfig, Scalar
+from experiments.parallel import Workers, is_complete, run_all
+from experiments.sweep import (
+    DryRun,
+    Jobs,
+    RayAddress,
+    Yes,
+    changes_of,
+    check_count,
+    check_datasets,
+    expand,
+    lines,
+    report,
+)
+
+_HERE = Path(__file__).parent
+#: Rounds whose mean validation loss compares hyper-parameters: that of a single one is noisy.
+TUNING_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: test accuracy in % after T rounds, as mean ± std of five seeds.
+
+    `mean` and `std` are the paper's; None in a column that the paper does not have.
+    """
+
+    table: str
+    dataset: str  # of RunConfig
+    condition: str
+    algorithm: str
+    num_clients: int
+    clients_per_round: int
+    rounds: int
+    mean: float | None = None
+    std: float | None = None
+
+
+@lru_cache(maxsize=1)
+def _presets() -> dict[str, Any]:
+    return tomllib.loads((_HERE / "paper.toml").read_text())
+
+
+def key_of(algorithm: str) -> str:
+    """The `algorithm` of a run for a name of the paper's tables."""
+    return str(_presets()["algorithms"][algorithm][0]["algorithm"])
+
+
+@lru_cache(maxsize=1)
+def all_cells() -> tuple[Cell, ...]:
+    """The 252 cells of the paper in its order, and the columns beyond it."""
+    cells = []
+    with open(_HERE / "paper.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            n, m, t = int(row["N"]), int(row["M"]), int(row["T"])
+            figures = float(row["mean"]), float(row["std"])
+            where = row["table"], row["dataset"].lower(), row["condition"], row["algorithm"]
+            cells.append(Cell(*where, n, m, t, *figures))
+    for table, conditions in _presets()["extra"].items():
+        rows = {(c.dataset, c.algorithm): c for c in cells if c.table == table}
+        for condition, cell in product(conditions, rows.values()):
+            where = table, cell.dataset, condition, cell.algorithm
+            cells.append(Cell(*where, cell.num_clients, cell.clients_per_round, cell.rounds))
+    return tuple(cells)
+
+
+def select(table: str | None, dataset: str | None, algorithms: Iterable[str]) -> list[Cell]:
+    """The cells of a table, a data set and some algorithms; None or none: of all.
+
+    Raises:
+        ConfigError: a name that no cell has.
+    """
+    cells = list(all_cells())
+    wanted: list[tuple[str, str | None]] = [("table", table), ("dataset", dataset)]
+    for name, value in wanted:
+        known = list(dict.fromkeys(str(getattr(c, name)) for c in cells))
+        if value is not None and value not in known:
+            raise ConfigError(f"--{name} {value}: unknown; use one of {', '.join(known)}")
+    keys = list(dict.fromkeys(key_of(c.algorithm) for c in cells))
+    for algorithm in algorithms:
+        if algorithm not in keys:
+            raise ConfigError(f"--algorithm {algorithm}: unknown; use one of {', '.join(keys)}")
+    return [
+        c
+        for c in cells
+        if table in (None, c.table)
+        and dataset in (None, c.dataset)
+        and (not list(algorithms) or key_of(c.algorithm) in algorithms)
+    ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which runs give a cell.
+
+    Attributes:
+        changes: keys that win over the presets', such as num-rounds, data-dir and output-dir.
+        per_cell: choose hyper-parameters for each cell, as the paper did, not once per data set.
+    """
+
+    changes: dict[str, Scalar]
+    per_cell: bool = False
+
+    def candidates(self, cell: Cell, seed: int) -> list[RunConfig]:
+        """The runs of a cell, one for each choice of hyper-parameters."""
+        presets = _presets()
+        extra = presets["extra"].get(cell.table, {})
+        condition = presets["conditions"].get(cell.condition, extra.get(cell.condition))
+        keys = {
+            "dataset": cell.dataset,
+            "num-clients": cell.num_clients,
+            "clients-per-round": cell.clients_per_round,
+            "num-rounds": {"cifar10": 200}.get(cell.dataset, 400),
+            "seed": seed,
+        }
+        common = presets["base"] | keys | condition
+        groups = presets["algorithms"][cell.algorithm]
+        return expand({**common, **group, **self.changes} for group in groups)
+
+    def tuning(self, cell: Cell) -> list[RunConfig]:
+        """The runs among which the cell's hyper-parameters are chosen; none if it has none."""
+        runs = self.candidates(cell if self.per_cell else _default(cell), seed=0)
+        return runs if len(runs) > 1 else []
+
+    def run(self, cell: Cell, seed: int) -> RunConfig | None:
+        """The run of a cell; None as long as a run that chooses its hyper-parameters is missing.
+
+        The best has the least mean validation loss of the last 10 rounds; of equals, the first.
+        """
+        tuning, runs = self.tuning(cell), self.candidates(cell, seed)
+        if not tuning:
+            return runs[0]
+        if not all(map(is_complete, tuning)):
+            return None
+        rounds = cell.rounds if self.per_cell else None
+        losses = [_late_loss(run, rounds) for run in tuning]
+        return runs[losses.index(min(losses))]
+
+
+def _default(cell: Cell) -> Cell:
+    """The cell of the same data set and algorithm in the paper's default setting."""
+    return next(
+        c for c in all_cells() if (c.dataset, c.algorithm) == (cell.dataset, cell.algorithm)
+    )
+
+
+@cache
+def _late_loss(run: RunConfig, rounds: int | None) -> float:
+    """Mean validation loss of a complete run's last rounds, in nats; up to `rounds` if given."""
+    from experiments.parallel import directory
+    from server_app.run_directory import read_history
+
+    losses = [record["val_loss"] for record in read_history(directory(run))[:rounds]]
+    return float(sum(losses[-TUNING_ROUNDS:]) / len(losses[-TUNING_ROUNDS:]))
+
+
+def unique(runs: Iterable[RunConfig]) -> list[RunConfig]:
+    """Each run once: the same one serves several cells."""
+    return list({run.run_id: run for run in runs}.values())
+
+
+def core_hours(runs: Iterable[RunConfig]) -> float:
+    """How long the runs take on one core, about (paper.toml, seconds-per-round)."""
+    seconds = 0.0
+    for run in runs:
+        dataset = "cifar10" if run.data.dataset == "cifar10" else "mnist"
+        table = _presets()["seconds-per-round"][dataset]
+        seconds += run.num_rounds * table.get(run.selection.algorithm, table["fedavg"])
+    return seconds / 3600
+
+
+def paper(
+    table: Annotated[
+        str | None, typer.Option(help="`data`, `timing`, `systems` or `privacy`; all if not given.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="`mnist`, `fmnist` or `cifar10`; all if not given.")
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Only this algorithm; repeatable.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, …")] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of each run, in place of the paper's T.")
+    ] = None,
+    data_dir: Annotated[
+        str, typer.Option(envvar="GREEDYFED_DATA", help="Data sets; missing ones are fetched.")
+    ] = "data",
+    output_dir: Annotated[str, typer.Option(help="Run directories are made in here.")] = (
+        "runs/paper"
+    ),
+    change: Annotated[
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Set a key; repeatable.")
+    ] = None,
+    jobs: Jobs = 1,
+    ray: RayAddress = None,
+    tune_per_cell: Annotated[
+        bool, typer.Option("--tune-per-cell", help="Choose hyper-parameters for each cell.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Nothing to ask for: every run goes on.")
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """The paper's tables: run what is missing, then show them beside the published figures.
+
+    Hyper-parameters are chosen first, on seed 0 of the paper's default setting. Finished runs are
+    skipped, interrupted ones go on.
+    """
+    given = {"data-dir": data_dir, "output-dir": output_dir, "num-rounds": rounds}
+    plan = Plan({"download": True} | changes_of(change, given), tune_per_cell)
+    cells = select(table, dataset, algorithm or [])
+    pairs = list(product(range(seeds), cells))
+    first = unique(run for cell in cells for run in plan.tuning(cell) or plan.candidates(cell, 0))
+    # Without the choice, count with the first of each: there are as many.
+    rest = [plan.run(cell, seed) or plan.candidates(cell, seed)[0] for seed, cell in pairs]
+    runs = unique([*first, *rest])
+    check_count(len(runs), yes)
+    left = [run for run in runs if not is_complete(run)]
+    size = (
+        f"{len(cells)} cells, {seeds} seeds: {len(runs)} runs, of which {len(left)} are left, "
+        f"about {core_hours(left):.1f} core-hours"
+    )
+    if dry_run:
+        print(*lines(runs), size, sep="\n")
+        return
+    console = Console(stderr=True)
+    console.print(size, soft_wrap=True)
+    check_datasets(left)
+    workers = Workers(jobs, ray)
+    outcome = run_all(first, workers, console)
+    chosen = [plan.run(cell, seed) for seed, cell in pairs]
+    rest = [run for run in unique(filter(None, chosen)) if run not in first]
+    later = run_all(rest, workers, console) if rest else None
+    from experiments.tables import Results, show
+
+    show(Results(plan, seeds), cells, Console())
+    report(outcome, console)
+    if later:
+        report(later, console)
