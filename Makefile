@@ -26,7 +26,7 @@ test-chaos: $(INSTALLED)
 
 # The cluster in containers, a run on it, and what it refuses: minutes; needs Docker and Compose.
 test-cluster: $(INSTALLED)
-	$(BIN)/pytest -m cluster
+	$(BIN)/pytest -m cluster --durations=0 $(PYTEST)
 
 install: $(INSTALLED)
 

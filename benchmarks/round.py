@@ -36,6 +36,7 @@ from common.models import build_model
 from common.params import ParamSpec, Vector
 from common.seeding import Stream, client_key, rng_for
 from common.training import local_sgd
+from experiments.cli import main
 from experiments.local_grid import run_in_process
 from experiments.settings import check_data, read_toml
 from server_app.app import app as server_app
@@ -151,19 +152,23 @@ def local_grid(config: RunConfig, folder: str) -> float:
     return accuracy
 
 
-def main(
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def bench(
     data_dir: Annotated[str, typer.Option(help="Folder with MNIST in torchvision's layout.")],
     quick: Annotated[bool, typer.Option(help="Fewer rounds and repetitions.")] = False,
     check: Annotated[bool, typer.Option(help="Exit with 1 when a bar is missed.")] = False,
 ) -> None:
     """Print the table."""
     rounds, repeats = (60, 3) if quick else (100, 7)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    torch.set_num_threads(1)
     keys = read_toml(SETTING) | {"data-dir": data_dir, "num-rounds": rounds}
     config = RunConfig.from_flat(keys)
     check_data(config)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as quiet:
         stdout, sys.stdout = sys.stdout, quiet
         try:
@@ -229,4 +234,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(app)

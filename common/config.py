@@ -175,7 +175,8 @@ class RunConfig(_Part):
             if key not in KEYS:
                 near = difflib.get_close_matches(key.replace("_", "-"), KEYS, n=1, cutoff=0.5)
                 remedy = f"did you mean {near[0]!r}?" if near else "README.md lists the keys"
-                problems.append(f"{key} = {_toml(value)}: unknown key; {remedy}")
+                shown = key if key.isprintable() else repr(key)
+                problems.append(f"{shown} = {_toml(value)}: unknown key; {remedy}")
             elif part := KEYS[key][0]:
                 nested.setdefault(part, {})[key] = value
             else:
@@ -232,6 +233,9 @@ class RunConfig(_Part):
     def _impossible(self) -> list[str]:
         """Combinations of keys that no run can satisfy, a line each."""
         n, m, found = self.data.num_clients, self.selection.clients_per_round, []
+        for key, value in self.to_flat().items():
+            if isinstance(value, str) and ("\0" in value or len(value.splitlines()) > 1):
+                found.append(f"{key} = {_toml(value)}: must be one line of text; correct it")
         if n == 1:
             found.append("num-clients = 1: a federation has at least 2 clients; raise num-clients")
         if n and m > n:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.config import DataConfig
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, one_line
 from common.seeding import Stream, rng_for
 
 
@@ -93,6 +93,15 @@ def load_examples(config: DataConfig, seed: int) -> Examples:
     Raises:
         DataError: naming the path or key at fault.
     """
+    try:
+        return _load(config, seed)
+    except OSError as error:
+        raise DataError(
+            f"data-dir = {config.data_dir!r}: cannot be used: {error}; give a folder that can"
+        ) from error
+
+
+def _load(config: DataConfig, seed: int) -> Examples:
     owner = None
     if config.dataset == "own":
         return _own(config)
@@ -148,11 +157,20 @@ def _mnist(config: DataConfig, train: bool) -> Dataset:
         )
     try:
         raw = kind(config.data_dir, train=train, download=config.download)
-    except (RuntimeError, OSError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # torchvision asserts, and computes with what a file says
+        layout = f"in torchvision's layout ({kind.__name__}/raw/…)"
+        if "Dataset not found" in str(error):
+            why = f"is not there {layout}; give the folder above, or set download = true"
+        else:
+            why = f"cannot be read {layout}: {one_line(error)}; remove it and set download = true"
+        raise DataError(f"data-dir = {config.data_dir!r}: {config.dataset} {why}") from error
+    if len(raw.data) != len(raw.targets):
         raise DataError(
-            f"data-dir = {config.data_dir!r}: {config.dataset} is not there in torchvision's "
-            f"layout ({kind.__name__}/raw/…): {error}; set download = true or give its folder"
-        ) from error
+            f"data-dir = {config.data_dir!r}: {config.dataset} has {len(raw.data)} images and "
+            f"{len(raw.targets)} labels; remove it and set download = true"
+        )
     return Dataset(raw.data.unsqueeze(1), raw.targets)
 
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from common.datasets import DataError
 from common.decode_cache import decoded_once
+from common.errors import one_line
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
 Part = tuple[Tensor, Tensor]
 #: What zipfile and Pillow raise for a broken image.
-_UNREADABLE = (OSError, ValueError, SyntaxError, zipfile.BadZipFile)
+_UNREADABLE = (OSError, ValueError, SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def load_cifar10(data_dir: str, download: bool) -> tuple[Part, Part]:
@@ -51,8 +53,11 @@ def _torchvision(root: Path, train: bool, download: bool) -> Part:
 
     try:
         raw = datasets.CIFAR10(root, train=train, download=download)
-    except (RuntimeError, OSError) as error:
-        raise DataError(f"data-dir = '{root}': cifar10 cannot be read: {error}") from error
+    except RuntimeError as error:
+        raise DataError(
+            f"data-dir = '{root}': cifar10 cannot be read: {one_line(error)}; give its folder, or "
+            "remove what is there and set download = true"
+        ) from error
     return torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(raw.targets)
 
 
@@ -74,7 +79,9 @@ def _decode_all(source: Path) -> dict[str, Tensor]:
             names = [p.relative_to(source).as_posix() for p in source.rglob("*")]
             read = lambda name: (source / name).read_bytes()  # noqa: E731
     except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"data-dir = '{source}': cannot be opened: {error}") from error
+        raise DataError(
+            f"data-dir = '{source}': cannot be opened: {error}; give a zip file, or a folder"
+        ) from error
     images: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
     for name in sorted(names):
         path = PurePosixPath(name)
@@ -92,7 +99,8 @@ def _decode_all(source: Path) -> dict[str, Tensor]:
         )
     if unknown := {label for label, _ in images["test"]} - set(classes):
         raise DataError(
-            f"data-dir = '{source}': test class {sorted(unknown)[0]!r} has no training images"
+            f"data-dir = '{source}': test class {sorted(unknown)[0]!r} has no training images; "
+            "add some, or remove it"
         )
     data = {}
     for part, members in images.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, one_line
 from common.seeding import Stream, rng_for
 
 
@@ -83,12 +83,14 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
         except Exception as error:  # the user's code may raise anything
             raise ModelError(
                 f"model = {name!r}: factory(input_shape={input_shape}, num_classes={num_classes}) "
-                f"raised {type(error).__name__}: {error}; mend the factory"
+                f"raised {type(error).__name__}: {one_line(error)}; mend the factory"
             ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module"
+            f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module; return one"
         )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ModelError(f"model = {name!r}: has no parameter to train; give it some")
     _try_out(model, name, input_shape, num_classes)
     return model
 
@@ -101,7 +103,9 @@ def _try_out(model: nn.Module, name: str, input_shape: tuple[int, ...], num_clas
         with torch.inference_mode():
             scores = model(torch.zeros(2, *input_shape))
     except Exception as error:  # the user's code may raise anything
-        raise ModelError(f"model = {name!r}: {type(error).__name__}: {error}; {remedy}") from error
+        raise ModelError(
+            f"model = {name!r}: {type(error).__name__}: {one_line(error)}; {remedy}"
+        ) from error
     shape = tuple(getattr(scores, "shape", ()))
     if shape != (2, num_classes):
         raise ModelError(f"model = {name!r}: gives {shape} for two examples; {remedy}")
@@ -125,6 +129,11 @@ def _import_factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
         return factory
     except (ImportError, AttributeError) as error:
         raise ModelError(
-            f"model = {name!r}: cannot be imported: {error}; install its package, or set "
+            f"model = {name!r}: cannot be imported: {one_line(error)}; install its package, or set "
             "PYTHONPATH to the folder it lies in"
+        ) from error
+    except Exception as error:  # the user's code may raise anything
+        raise ModelError(
+            f"model = {name!r}: importing it raised {type(error).__name__}: {one_line(error)}; "
+            "mend the module or its name"
         ) from error

@@ -25,13 +25,23 @@ from torch import Tensor
 
 from common.datasets import DataError, Dataset
 from common.decode_cache import decoded_once
+from common.errors import one_line
 from common.images import IMAGE_SUFFIXES, decode_images
 from common.tables import read_table
 
 CLASSES, CACHE = "classes.txt", ".greedyfed-cache.safetensors"
 FORMS = ".npz, .csv or .parquet file, a folder of class folders, or package.module:function"
 #: What numpy raises for a file that is no archive of plain arrays.
-_UNREADABLE = (TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (
+    TypeError,
+    ValueError,
+    KeyError,
+    EOFError,
+    MemoryError,  # a damaged header may announce terabytes
+    RuntimeError,  # an encrypted archive
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,11 @@ def load_own_data(path: str, key: str = "data-path", label_column: str = "label"
     Raises:
         DataError: one line with the key, the path, what is wrong with it and the remedy.
     """
-    source, place = f"{key} = {path!r}", Path(path).expanduser()
+    source = f"{key} = {path!r}"
+    try:
+        place = Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{source}: names no known user; give the whole path") from error
     if re.fullmatch(r"[\w.]+:\w+", path) and not place.exists():
         return _from_function(path, source)
     try:
@@ -142,7 +156,13 @@ def _from_function(path: str, source: str) -> OwnData:
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise DataError(f"{source}: cannot be imported: {error}; mend PYTHONPATH") from error
+        raise DataError(
+            f"{source}: cannot be imported: {one_line(error)}; mend PYTHONPATH"
+        ) from error
+    except Exception as error:  # whatever the user's own code raises; its text may quote data
+        raise DataError(
+            f"{source}: importing it raised {type(error).__name__}; import it in Python"
+        ) from error
     try:
         x, y = (v.detach().cpu() if isinstance(v, Tensor) else v for v in function())
         arrays = np.asarray(x), np.asarray(y)

@@ -30,7 +30,9 @@ def read_table(path: Path, label_column: str, source: str) -> tuple[NDArray[Any]
     try:
         is_csv = path.suffix.lower() == ".csv"
         table = pa.csv.read_csv(path) if is_csv else pa.parquet.read_table(path)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # the file itself cannot be read
         form = "CSV with a header and equally long rows" if is_csv else "Parquet"
         raise DataError(f"{source}: is not readable as {form}; write it anew") from error
     names: list[str] = table.column_names
@@ -39,6 +41,8 @@ def read_table(path: Path, label_column: str, source: str) -> tuple[NDArray[Any]
             f"{source}: needs one column {label_column!r} of labels beside its features; "
             "name the label column so, or set label-column in node_config"
         )
+    if not table.num_rows:
+        raise DataError(f"{source}: holds no rows; fill it")
     columns = [column.to_numpy() for column in table.columns]
     y = columns.pop(names.index(label_column))
     names.remove(label_column)

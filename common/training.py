@@ -65,9 +65,11 @@ def clip_update(vector: Vector, start: Vector, norm: float) -> Vector:
 
     Bounds a client's influence on a round, which noise alone does not (Abadi et al. 2016).
     """
+    if norm == 0:
+        return vector
     delta = vector - start
     length = float(np.linalg.norm(delta))
-    if norm == 0 or length <= norm:
+    if length <= norm:
         return vector
     clipped: Vector = start + delta * np.float32(norm / length)
     return clipped

@@ -26,4 +26,11 @@ def main(private: Path, public: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    if len(sys.argv) != 3:
+        sys.exit("keypair: needs two paths; write keypair.py PRIVATE PUBLIC")
+    try:
+        main(*map(Path, sys.argv[1:]))
+    except OSError as error:
+        sys.exit(
+            f"keypair: {error.filename}: cannot be written: {error.strerror}; give another path"
+        )

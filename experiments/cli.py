@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import click
 import typer
 from rich.console import Console
 
@@ -23,7 +24,7 @@ app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=Fals
 Changes = Annotated[
     list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="Set a key; repeatable.")
 ]
-ConfigFile = Annotated[Path | None, typer.Option(help="TOML file of keys.")]
+ConfigFile = Annotated[Path | None, typer.Option(help="TOML file of keys.", readable=False)]
 DataDir = Annotated[str | None, typer.Option(help="Same as -c data-dir=…")]
 
 
@@ -42,14 +43,17 @@ def run(
         typer.Option(metavar="HOST:PORT", help="On the clients of a SuperLink; paths are its."),
     ] = None,
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Certificate of the SuperLink's CA.")
+        Path | None, typer.Option(help="Certificate of the SuperLink's CA.", readable=False)
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="The SuperLink speaks plain text.")
     ] = False,
     results: Annotated[
         Path | None,
-        typer.Option(help="Where the ServerApp's output-dir is seen from here, if elsewhere."),
+        typer.Option(
+            help="Where the ServerApp's output-dir is seen from here, if elsewhere.",
+            readable=False,
+        ),
     ] = None,
 ) -> None:
     """Train one federation in this process. The last line printed is the run directory."""
@@ -88,9 +92,9 @@ def run(
 
 @app.command()
 def status(
-    run: Annotated[Path, typer.Argument(help="A run directory, or a folder of several.")] = Path(
-        "runs"
-    ),
+    run: Annotated[
+        Path, typer.Argument(help="A run directory, or a folder of several.", readable=False)
+    ] = Path("runs"),
 ) -> None:
     """How a run stands: its round, who answered, who failed and why; also while it goes."""
     from experiments.status import status as status_of
@@ -107,7 +111,9 @@ def _output() -> Console:
 
 @app.command()
 def partition(
-    out: Annotated[Path, typer.Option(help="Folder for client-<i>.npz and server.npz.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for client-<i>.npz and server.npz.", readable=False)
+    ],
     dataset: Annotated[str | None, typer.Option(help="Same as -c dataset=…")] = None,
     num_clients: Annotated[int | None, typer.Option(help="Same as -c num-clients=…")] = None,
     change: Changes = None,
@@ -238,7 +244,10 @@ def main(commands: typer.Typer = app) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        commands()
+        sys.exit(commands(standalone_mode=False) or 0)
+    except click.UsageError as error:  # an unknown option, a missing argument
+        print(f"greedyfed: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
+        sys.exit(error.exit_code)
     except GreedyfedError as error:
         for line in str(error).splitlines():
             print(f"greedyfed: {line}", file=sys.stderr)

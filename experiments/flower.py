@@ -28,6 +28,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 LOST_AFTER_SECONDS = 120.0
 #: A ServerApp that dies so often without a new round is not started again.
 MAX_DEATHS = 3
+EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 _DIED = "No heartbeat received"  # Flower 1.42, a minute after the process has gone
 _CONNECTION = "greedyfed"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -174,30 +175,43 @@ def check_superlink(address: str, ca_file: Path | None) -> None:
     Raises:
         SuperLinkError: naming the address or the file, and what is wrong with it.
     """
-    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:/]+):[0-9]{1,5}", address):
-        raise SuperLinkError(f"--superlink {address}: is not HOST:PORT, such as 127.0.0.1:9093")
+    if not re.fullmatch(
+        r"(\[[0-9a-fA-F:.]+\]|([^\s:/.]{1,63}\.)*[^\s:/.]{1,63}):[0-9]{1,5}", address
+    ):
+        raise SuperLinkError(
+            f"--superlink {address}: is not HOST:PORT; write for example 127.0.0.1:9093"
+        )
     trust = None
     if ca_file:
         try:
             trust = ssl.create_default_context(cafile=ca_file)
-        except OSError as error:  # ssl's own errors too
+        except OSError as error:
+            why = "holds no PEM certificate" if isinstance(error, ssl.SSLError) else error.strerror
             raise SuperLinkError(
-                f"--root-certificates {ca_file}: cannot be read as PEM certificates: {error}; "
-                "give the certificate of the SuperLink's CA"
+                f"--root-certificates {ca_file}: {why}; give the certificate of the SuperLink's CA"
             ) from error
     url = f"http{'s' if trust else ''}://{address}/health"
     try:
         urllib.request.urlopen(url, timeout=10, context=trust).close()
-    except (OSError, http.client.HTTPException) as error:
+    except (
+        OSError,
+        http.client.HTTPException,
+        UnicodeError,
+    ) as error:  # UnicodeError: no host's name
         reason = getattr(error, "reason", error)
-        hint = "is it running, and is this its address"
+        why, hint = f"no answer: {reason}", "is it running, and is this its address?"
         if isinstance(reason, ssl.SSLCertVerificationError):
-            hint = f"is {ca_file} of its CA, and is this host's name in its certificate"
+            why, hint = (
+                f"its certificate is refused: {reason.verify_message}",
+                (f"give the certificate of its CA in place of {ca_file}, or a name that it is for"),
+            )
+            if reason.verify_code == EXPIRED:
+                hint = "let its operator make a new one"
         elif isinstance(reason, ssl.SSLError):
-            hint = "does it use TLS? without, say --insecure"
+            why, hint = "no answer in TLS", "if it speaks plain text, say --insecure"
         elif isinstance(reason, http.client.HTTPException | ConnectionResetError):
-            hint = "does it use TLS? then give --root-certificates"
-        raise SuperLinkError(f"--superlink {address}: no answer: {reason}; {hint}?") from error
+            why, hint = "no answer in plain text", "if it uses TLS, give --root-certificates"
+        raise SuperLinkError(f"--superlink {address}: {why}; {hint}") from error
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -40,8 +40,15 @@ def simulated(config: RunConfig) -> RunConfig:
     """The configuration for clients on this machine: relative paths made absolute, N given."""
     flat = config.to_flat()
     flat["num-clients"] = flat["num-clients"] or DEFAULT_CLIENTS
-    paths = {k: str(Path(str(flat[k])).expanduser().resolve()) for k in _PATHS if flat[k]}
+    paths = {k: _absolute(k, str(flat[k])) for k in _PATHS if flat[k]}
     return RunConfig.from_flat(flat | paths)
+
+
+def _absolute(key: str, path: str) -> str:
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (OSError, RuntimeError) as error:  # no such user, a circle of links
+        raise ConfigError(f"{key} = {path!r}: {error}; give another path") from error
 
 
 def read_toml(path: Path) -> dict[str, Scalar]:

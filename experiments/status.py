@@ -120,7 +120,7 @@ def _clients(path: Path, config: RunConfig, events: list[dict[str, Any]]) -> Tab
     try:
         stats: ClientStats = read_state(path / STATE).stats
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise StatusError(f"{path / STATE}: cannot be read: {error}") from error
+        raise StatusError(f"{path / STATE}: cannot be read: {error}; restore it") from error
     asked = Counter(c for e in events if e["event"] == "asked" for c in e["clients"])
     failures = [e for e in events if e["event"] == "failed"]
     failed, why = Counter(e["client"] for e in failures), {e["client"]: e["why"] for e in failures}

@@ -17,7 +17,15 @@ from common.datasets import load_splits
 from common.models import build_model, check_device
 from server_app.algorithms import build_strategy
 from server_app.privacy import check_accountant, releases, spent_epsilon
-from server_app.run_directory import MODEL, SUMMARY, RunDirectory, read_events, read_history
+from server_app.run_directory import (
+    MODEL,
+    STATE,
+    SUMMARY,
+    RunDirectory,
+    RunDirectoryError,
+    read_events,
+    read_history,
+)
 from server_app.state import RoundRecord, ServerState
 from server_app.strategy import SelectiveFedAvg
 from server_app.utility import ServerModel
@@ -57,6 +65,11 @@ def main(grid: Grid, context: Context) -> None:
 
 def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDirectory) -> None:
     state = directory.load() or model.initial_state()
+    if state.params.size != model.spec.size:
+        raise RunDirectoryError(
+            f"{directory.path / STATE}: holds a model of {state.params.size} parameters, "
+            f"{config.training.model!r} has {model.spec.size} now; give another output-dir"
+        )
     log.info("run directory %s", directory.path, extra={"run_directory": str(directory.path)})
     if directory.is_complete:
         log.info("this run is complete: nothing to do")

@@ -80,7 +80,8 @@ class ClientRegistry:
             self.infos[info.client_id] = info
             new.append(info)
         for reason, count in Counter(refused.values()).items():
-            log.warning("%d connected nodes are not used: %s", count, reason)
+            nodes = "1 connected node is" if count == 1 else f"{count} connected nodes are"
+            log.warning("%s not used: %s", nodes, reason)
         return new, refused
 
     @property

@@ -92,7 +92,7 @@ class RunDirectory:
         try:
             before = json.loads((self.path / CONFIG).read_text())
             versions, flat = before["versions"], before["config"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return
         if changed := config.differences(flat):
             key, was, now = changed[0]
@@ -111,10 +111,10 @@ class RunDirectory:
     def is_complete(self) -> bool:
         """Whether the run has ended, and its model and a readable summary are there."""
         try:
-            json.loads((self.path / SUMMARY).read_text())
-        except (OSError, ValueError):
+            done = json.loads((self.path / SUMMARY).read_text())["status"] == "complete"
+        except (OSError, ValueError, KeyError, TypeError):
             return False
-        return (self.path / MODEL).exists()
+        return done and (self.path / MODEL).exists()
 
     def load(self) -> ServerState | None:
         """The last saved state, or None for a new run; history is cut to its round.
@@ -125,20 +125,30 @@ class RunDirectory:
         state = None
         try:
             if (self.path / STATE).exists():
+                (self.path / STATE).open("rb").close()  # safetensors calls each failure "not found"
                 state = read_state(self.path / STATE)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise RunDirectoryError(
-                f"{self.path / STATE}: cannot be read: {error}; delete the folder to start anew"
+                f"{self.path / STATE}: cannot be read: {error}; restore it, or delete the folder "
+                "to start anew"
             ) from error
         done = state.round if state else 0
-        if [r["round"] for r in read_history(self.path)][:done] != list(range(1, done + 1)):
+        try:
+            history = read_history(self.path)
+            rounds = [record["round"] for record in history]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(
+                f"{self.path / HISTORY}: cannot be read: {error}; restore the file, or delete the "
+                "folder to start anew"
+            ) from error
+        if rounds[:done] != list(range(1, done + 1)):
             raise RunDirectoryError(
                 f"{self.path / HISTORY}: lacks rounds that {STATE} has ({done}); restore the "
                 "file, or delete the folder to start anew"
             )
-        lines = [json.dumps(r) for r in read_history(self.path) if r["round"] <= done]
+        lines = [json.dumps(record) for record in history if record["round"] <= done]
         self.write(HISTORY, "".join(line + "\n" for line in lines).encode())
-        with self._saving():
+        with self._saving(EVENTS):
             self._history = open(self.path / HISTORY, "a")  # noqa: SIM115  held until close
             self._events = open(self.path / EVENTS, "a")  # noqa: SIM115  held until close
             self._events.write("\n")  # what follows is not part of a line cut short
@@ -146,13 +156,13 @@ class RunDirectory:
 
     def note(self, event: dict[str, Any]) -> None:
         """Append an event. Events are never taken back, so they also tell of rounds begun anew."""
-        with self._saving():
+        with self._saving(EVENTS):
             self._events.write(json.dumps({"time": round(time.time(), 3)} | event) + "\n")
             self._events.flush()
 
     def record(self, record: RoundRecord, state: ServerState) -> None:
         """Append a round's record; save the state when it is time to."""
-        with self._saving():
+        with self._saving(HISTORY):
             self._history.write(json.dumps(record.to_json()) + "\n")
             self._history.flush()
         if time.monotonic() - self._saved_at >= SAVE_EVERY_SECONDS:
@@ -160,7 +170,7 @@ class RunDirectory:
 
     def save(self, state: ServerState) -> None:
         """Write the state, after the history that belongs to it."""
-        with self._saving():
+        with self._saving(HISTORY):
             os.fsync(self._history.fileno())
         self.write(STATE, _state_bytes(state))
         self._saved_at = time.monotonic()
@@ -168,7 +178,7 @@ class RunDirectory:
     def write(self, name: str, content: bytes) -> None:
         """Replace a file at once: readers see the old content or the new, never a part."""
         partial = self.path / f".{name}.partial"
-        with self._saving():
+        with self._saving(name):
             try:
                 with open(partial, "wb") as file:
                     file.write(content)
@@ -179,14 +189,14 @@ class RunDirectory:
                 partial.unlink(missing_ok=True)
 
     @contextmanager
-    def _saving(self) -> Iterator[None]:
+    def _saving(self, name: str) -> Iterator[None]:
         """Say what could not be saved, and where; raises SaveError."""
         try:
             yield
         except OSError as error:
             raise SaveError(
-                f"{self.path}: cannot be written: {error.strerror}; free space or mend the folder, "
-                "then continue what was saved with --resume"
+                f"{self.path / name}: cannot be written: {error.strerror}; free space or mend the "
+                "folder, then continue what was saved with --resume"
             ) from error
 
     def close(self) -> None:

@@ -279,7 +279,10 @@ class SelectiveFedAvg(Strategy):
         none = np.zeros(0, np.int64)
         stats = stats.with_round(now.number, none, failed, None, self._cumulative)
         self.state = replace(self.state, stats=stats)
-        reasons = "; ".join(f"{c}: {why}" for c, why in now.failures.items())
+        who: dict[str, list[str]] = {}
+        for client, why in now.failures.items():
+            who.setdefault(why, []).append(client)
+        reasons = "; ".join(f"{', '.join(clients)}: {why}" for why, clients in who.items())
         raise RoundError(
             f"round {now.number}: {usable or 'none'} of the {len(now.cohort)} clients asked "
             f"returned a usable update, {max(self._quorum, 1)} needed ({reasons}); mend the "

@@ -37,8 +37,9 @@ def serverapp(superlink: str) -> int:
     """The process of the ServerApp, or 0."""
     for process in Path("/proc").iterdir():
         with suppress(OSError):
-            command = (process / "cmdline").read_bytes().decode(errors="replace")
-            if process.name.isdigit() and "flwr-serverapp" in command and superlink in command:
+            command = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            program = [Path(word).name for word in command[:2]]
+            if "flwr-serverapp" in program and superlink in command:
                 return int(process.name)
     return 0
 

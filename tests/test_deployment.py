@@ -3,8 +3,8 @@
 Takes minutes, as each message to a client starts a process; `make test-deployment` runs it.
 """
 
-import os
-import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -16,6 +16,7 @@ from experiments.local_grid import run_in_process
 from experiments.loopback import Federation, wait_for
 from experiments.partition_files import write_partition
 from server_app.app import app as server_app
+from tests import kill_in_aggregation
 from tests.federation import directory_of, history_of
 
 pytestmark = pytest.mark.deployment
@@ -67,15 +68,20 @@ def numbers(history):
     return [{k: v for k, v in r.items() if k != "seconds"} for r in history]
 
 
-def test_a_killed_serverapp_resumes_to_the_same_model(federation, files, tmp_path):
+def test_a_serverapp_killed_in_an_aggregation_resumes_to_the_same_model(
+    federation, files, tmp_path
+):
     """Bitwise the model of an unbroken run in one process on the same files."""
     federation.start({f"client-{i}": node_config(files, i) for i in range(N)})
     config = own(files, tmp_path, num_rounds=5)
     run_id = federation.flwr.submit(config)
-    wait_for_round(config, 2)
-    time.sleep(1)
-    for pid in federation.apps("flwr-serverapp", of="executor"):
-        os.kill(pid, signal.SIGKILL)
+    killer = [
+        sys.executable,
+        kill_in_aggregation.__file__,
+        directory_of(config),
+        federation.address,
+    ]
+    subprocess.run(killer, check=True)
     assert federation.wait_for_end(run_id, 120) == "finished:failed"
     before = rounds(config)
     run_id = federation.flwr.submit(config.with_values(resume=True))

@@ -130,7 +130,7 @@ def test_a_full_disk_keeps_what_was_saved(small, monkeypatch):
         calls.append(name)
         if calls.count("state.safetensors") > 3 and name == "state.safetensors":
             (self.path / f".{name}.partial").write_bytes(content[:10])
-            with self._saving():
+            with self._saving(name):
                 raise OSError(28, "No space left on device")
         write(self, name, content)
 
