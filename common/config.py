@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.combinations import impossible
 from common.errors import GreedyfedError
 from common.partition import Scheme
 
@@ -192,7 +193,7 @@ class RunConfig(_Part):
                 value = _toml(e["input"])
                 problems.append(f"{key} = {value}: {rule}; for example {key} = {example}")
         if config is not None:
-            problems += config._impossible()
+            problems += impossible(config)
         if problems:
             raise ConfigError("\n".join(problems))
         assert config is not None
@@ -230,74 +231,7 @@ class RunConfig(_Part):
             if key in flat and key not in _PLACES and flat[key] != value
         ]
 
-    def _impossible(self) -> list[str]:
-        """Combinations of keys that no run can satisfy, a line each."""
-        n, m, found = self.data.num_clients, self.selection.clients_per_round, []
-        for key, value in self.to_flat().items():
-            if isinstance(value, str) and ("\0" in value or len(value.splitlines()) > 1):
-                found.append(f"{key} = {_toml(value)}: must be one line of text; correct it")
-        if n == 1:
-            found.append("num-clients = 1: a federation has at least 2 clients; raise num-clients")
-        if n and m > n:
-            found.append(
-                f"clients-per-round = {m}: must be at most num-clients = {n}; "
-                "lower clients-per-round or raise num-clients"
-            )
-        if self.quorum > m:
-            found.append(
-                f"quorum = {self.quorum}: must be at most clients-per-round = {m}; "
-                "lower quorum or raise clients-per-round"
-            )
-        if n and m <= n < m + self.spare_clients:
-            found.append(
-                f"spare-clients = {self.spare_clients}: together with clients-per-round = {m} must "
-                f"be at most num-clients = {n}; lower one of them"
-            )
-        algorithm = self.selection.algorithm
-        if algorithm in ("greedyfed", "ucb", "sfedavg") and self.valuation.valuation == "none":
-            found.append(
-                f"valuation = 'none': algorithm = {algorithm!r} selects by value; "
-                "set valuation = 'gtg' or algorithm = 'fedavg'"
-            )
-        if self.valuation.valuation == "exact" and m > MAX_EXACT_COHORT:
-            found.append(
-                f"valuation = 'exact': needs 2^M evaluations a round, so clients-per-round = {m} "
-                f"must be at most {MAX_EXACT_COHORT}; set valuation = 'gtg'"
-            )
-        if algorithm == "fedprox" and not self.training.proximal_mu:
-            found.append(
-                "proximal-mu = 0.0: algorithm = 'fedprox' needs a proximal term; "
-                "set proximal-mu, for example to 0.1, or algorithm = 'fedavg'"
-            )
-        if algorithm == "power-of-choice" and self.heterogeneity.privacy_delta:
-            found.append(
-                "algorithm = 'power-of-choice': asks clients for losses, which get no noise, so "
-                "that no ε holds; set privacy-delta = 0, or another algorithm"
-            )
-        if algorithm == "centralised" and self.data.dataset == "own":
-            found.append(
-                "algorithm = 'centralised': pools the clients' examples, which dataset = 'own' "
-                "never leaves to others; set a public data set"
-            )
-        if self.heterogeneity.privacy_delta and not self.heterogeneity.clip_norm:
-            found.append(
-                f"privacy-delta = {self.heterogeneity.privacy_delta}: without a limit on the "
-                "updates noise bounds nothing; set clip-norm, or privacy-delta = 0"
-            )
-        if self.data.dataset in ("mnist", "fmnist", "cifar10") and not self.data.data_dir:
-            found.append(
-                f"data-dir = '': dataset = {self.data.dataset!r} is read from files; set data-dir "
-                "to their folder (with download = true they are fetched into it)"
-            )
-        if self.data.dataset == "own" and not self.data.data_dir:
-            found.append(
-                "data-dir = '': dataset = 'own' is validated on the server's own data; set "
-                "data-dir to its .npz, .csv or .parquet file, folder or package.module:function"
-            )
-        return found
 
-
-MAX_EXACT_COHORT = 14
 # Where a run is kept and how it is computed: no influence on what it computes.
 _PLACES = ("output-dir", "resume", "device", "data-dir", "download", "round-deadline")
 

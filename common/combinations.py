@@ -1,0 +1,76 @@
+"""Combinations of keys that no run can satisfy."""
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from common.config import RunConfig
+
+MAX_EXACT_COHORT = 14
+
+
+def impossible(config: "RunConfig") -> list[str]:
+    """Combinations of keys that no run can satisfy, a line each."""
+    n, m, found = config.data.num_clients, config.selection.clients_per_round, []
+    for key, value in config.to_flat().items():
+        if isinstance(value, str) and ("\0" in value or len(value.splitlines()) > 1):
+            found.append(f"{key} = {json.dumps(value)}: must be one line of text; correct it")
+    if n == 1:
+        found.append("num-clients = 1: a federation has at least 2 clients; raise num-clients")
+    if n and m > n:
+        found.append(
+            f"clients-per-round = {m}: must be at most num-clients = {n}; "
+            "lower clients-per-round or raise num-clients"
+        )
+    if config.quorum > m:
+        found.append(
+            f"quorum = {config.quorum}: must be at most clients-per-round = {m}; "
+            "lower quorum or raise clients-per-round"
+        )
+    if n and m <= n < m + config.spare_clients:
+        found.append(
+            f"spare-clients = {config.spare_clients}: together with clients-per-round = {m} must "
+            f"be at most num-clients = {n}; lower one of them"
+        )
+    algorithm = config.selection.algorithm
+    if algorithm in ("greedyfed", "ucb", "sfedavg") and config.valuation.valuation == "none":
+        found.append(
+            f"valuation = 'none': algorithm = {algorithm!r} selects by value; "
+            "set valuation = 'gtg' or algorithm = 'fedavg'"
+        )
+    if config.valuation.valuation == "exact" and m > MAX_EXACT_COHORT:
+        found.append(
+            f"valuation = 'exact': needs 2^M evaluations a round, so clients-per-round = {m} "
+            f"must be at most {MAX_EXACT_COHORT}; set valuation = 'gtg'"
+        )
+    if algorithm == "fedprox" and not config.training.proximal_mu:
+        found.append(
+            "proximal-mu = 0.0: algorithm = 'fedprox' needs a proximal term; "
+            "set proximal-mu, for example to 0.1, or algorithm = 'fedavg'"
+        )
+    if algorithm == "power-of-choice" and config.heterogeneity.privacy_delta:
+        found.append(
+            "algorithm = 'power-of-choice': asks clients for losses, which get no noise, so "
+            "that no ε holds; set privacy-delta = 0, or another algorithm"
+        )
+    if algorithm == "centralised" and config.data.dataset == "own":
+        found.append(
+            "algorithm = 'centralised': pools the clients' examples, which dataset = 'own' "
+            "never leaves to others; set a public data set"
+        )
+    if config.heterogeneity.privacy_delta and not config.heterogeneity.clip_norm:
+        found.append(
+            f"privacy-delta = {config.heterogeneity.privacy_delta}: without a limit on the "
+            "updates noise bounds nothing; set clip-norm, or privacy-delta = 0"
+        )
+    if config.data.dataset in ("mnist", "fmnist", "cifar10") and not config.data.data_dir:
+        found.append(
+            f"data-dir = '': dataset = {config.data.dataset!r} is read from files; set data-dir "
+            "to their folder (with download = true they are fetched into it)"
+        )
+    if config.data.dataset == "own" and not config.data.data_dir:
+        found.append(
+            "data-dir = '': dataset = 'own' is validated on the server's own data; set "
+            "data-dir to its .npz, .csv or .parquet file, folder or package.module:function"
+        )
+    return found
