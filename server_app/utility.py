@@ -62,8 +62,12 @@ class ServerModel:
 
     def val_loss(self, params: Vector) -> float:
         """Mean cross-entropy on the validation split, in nats."""
+        return self.validate(params).loss
+
+    def validate(self, params: Vector) -> Evaluation:
+        """Loss and accuracy on the validation split, which values and hyper-parameters rest on."""
         self.spec.load(self.model, params)
-        return evaluate(self.model, self._val).loss
+        return evaluate(self.model, self._val)
 
     def test(self, params: Vector) -> Evaluation:
         """Loss and accuracy on the test split, which no decision of the server uses."""
