@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from common.config import ConfigError, RunConfig, Scalar
-from experiments.parallel import Workers, is_complete, run_all
+from experiments.parallel import Workers, complete_history, is_complete, run_all
 from experiments.sweep import (
     DryRun,
     Jobs,
@@ -139,19 +139,34 @@ class Plan:
         runs = self.candidates(cell if self.per_cell else _default(cell), seed=0)
         return runs if len(runs) > 1 else []
 
+    def losses(self, cell: Cell) -> list[float]:
+        """Of each run of `tuning`: its mean validation loss; none as long as one is missing.
+
+        The mean is of the last 10 rounds, up to the cell's T where each cell has its own choice.
+        """
+        tuning = self.tuning(cell)
+        if not all(map(is_complete, tuning)):
+            return []
+        rounds = cell.rounds if self.per_cell else None
+        return [_late_loss(run, rounds) for run in tuning]
+
     def run(self, cell: Cell, seed: int) -> RunConfig | None:
         """The run of a cell; None as long as a run that chooses its hyper-parameters is missing.
 
-        The best has the least mean validation loss of the last 10 rounds; of equals, the first.
+        The best has the least mean validation loss; of equals, the first.
         """
-        tuning, runs = self.tuning(cell), self.candidates(cell, seed)
-        if not tuning:
+        runs = self.candidates(cell, seed)
+        if len(runs) == 1:
             return runs[0]
-        if not all(map(is_complete, tuning)):
-            return None
-        rounds = cell.rounds if self.per_cell else None
-        losses = [_late_loss(run, rounds) for run in tuning]
-        return runs[losses.index(min(losses))]
+        losses = self.losses(cell)
+        return runs[losses.index(min(losses))] if losses else None
+
+    def runs(self, cells: Iterable[Cell], seeds: int) -> list[RunConfig]:
+        """All runs of some cells: first those that choose hyper-parameters, then what is known."""
+        cells = list(cells)
+        tuning = (run for cell in cells for run in self.tuning(cell))
+        pairs = product(range(seeds), cells)
+        return unique([*tuning, *filter(None, (self.run(cell, seed) for seed, cell in pairs))])
 
 
 def _default(cell: Cell) -> Cell:
@@ -164,10 +179,7 @@ def _default(cell: Cell) -> Cell:
 @cache
 def _late_loss(run: RunConfig, rounds: int | None) -> float:
     """Mean validation loss of a complete run's last rounds, in nats; up to `rounds` if given."""
-    from experiments.parallel import directory
-    from server_app.run_directory import read_history
-
-    losses = [record["val_loss"] for record in read_history(directory(run))[:rounds]]
+    losses = [record["val_loss"] for record in complete_history(run)[:rounds]]
     return float(sum(losses[-TUNING_ROUNDS:]) / len(losses[-TUNING_ROUNDS:]))
 
 
@@ -217,6 +229,14 @@ def paper(
     resume: Annotated[
         bool, typer.Option("--resume", help="Nothing to ask for: every run goes on.")
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False,
+            help="Run nothing, write what there is: tables (.md, .csv, .tex) or curves (.png, "
+            ".svg).",
+        ),
+    ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -228,6 +248,12 @@ def paper(
     given = {"data-dir": data_dir, "output-dir": output_dir, "num-rounds": rounds}
     plan = Plan({"download": True} | changes_of(change, given), tune_per_cell)
     cells = select(table, dataset, algorithm or [])
+    if out:
+        from experiments.report import write
+
+        write(plan, cells, seeds, out)
+        print(out)
+        return
     pairs = list(product(range(seeds), cells))
     first = unique(run for cell in cells for run in plan.tuning(cell) or plan.candidates(cell, 0))
     # Without the choice, count with the first of each: there are as many.
@@ -250,9 +276,9 @@ def paper(
     chosen = [plan.run(cell, seed) for seed, cell in pairs]
     rest = [run for run in unique(filter(None, chosen)) if run not in first]
     later = run_all(rest, workers, console) if rest else None
-    from experiments.tables import Results, show
+    from experiments.tables import show, tables_of
 
-    show(Results(plan, seeds), cells, Console())
+    show(tables_of(plan, cells, seeds), Console())
     report(outcome, console)
     if later:
         report(later, console)

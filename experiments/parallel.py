@@ -109,6 +109,23 @@ def is_complete(config: RunConfig) -> bool:
     return (directory(config) / SUMMARY).exists()
 
 
+def complete_history(config: RunConfig) -> list[dict[str, Any]]:
+    """The records of a complete run, one a round.
+
+    Raises:
+        GreedyfedError: it is not all there.
+    """
+    from server_app.run_directory import HISTORY, read_history
+
+    path, records = directory(config), read_history(directory(config))
+    if [record.get("round") for record in records] != list(range(1, config.num_rounds + 1)):
+        raise GreedyfedError(
+            f"{path / HISTORY}: has {len(records)} of {config.num_rounds} rounds, though the run "
+            "ended; restore the file, or delete the folder to run it again"
+        )
+    return records
+
+
 def run_all(runs: list[RunConfig], workers: Workers, console: Console) -> Outcome:
     """Run what is not complete; interrupted runs go on, and failed ones are tried once more.
 

@@ -5,8 +5,10 @@ python -m experiments.plots runs/mnist -o accuracy.png --at 150 --at 400
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -15,13 +17,24 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import GreedyfedError, one_line
-from experiments.cli import main
 from server_app.run_directory import CONFIG, read_history
 
-NAMES = {"greedyfed": "GreedyFed", "fedavg": "FedAvg"}
+#: Algorithms in the order of their legend.
+NAMES = {
+    "greedyfed": "GreedyFed",
+    "ucb": "UCB",
+    "sfedavg": "S-FedAvg",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "power-of-choice": "Power-of-Choice",
+    "centralised": "Centralised",
+}
+#: algorithm -> test accuracy in % (seeds, rounds)
+Curves = dict[str, NDArray[np.float64]]
+COLUMNS = 3
 
 
-def accuracies(folder: Path) -> dict[str, NDArray[np.float64]]:
+def accuracies(folder: Path) -> Curves:
     """Test accuracy in percent of all runs in a folder: algorithm -> (seeds, rounds).
 
     Raises:
@@ -51,8 +64,9 @@ def accuracies(folder: Path) -> dict[str, NDArray[np.float64]]:
     return {name: np.array(values) for name, values in rows.items()}
 
 
-def plot(curves: dict[str, NDArray[np.float64]], output: Path) -> None:
-    """Mean lines with ± std bands over seeds.
+@contextmanager
+def pictures(output: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[Any]:
+    """The axes (rows, columns) of a picture, each of a size in inches; written at the end.
 
     Raises:
         GreedyfedError: matplotlib is not installed, or the picture cannot be written.
@@ -61,44 +75,63 @@ def plot(curves: dict[str, NDArray[np.float64]], output: Path) -> None:
         import matplotlib
     except ImportError as error:
         raise GreedyfedError(
-            f"-o {output}: pictures need the extra `plots`; pip install 'greedyfed[plots]'"
+            f"{output}: pictures need the extra `plots`; pip install 'greedyfed[plots]'"
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
-    for name, values in sorted(curves.items(), reverse=True):
-        rounds = np.arange(1, values.shape[1] + 1)
-        mean, std = values.mean(axis=0), values.std(axis=0)
-        (line,) = axes.plot(rounds, mean, label=f"{NAMES.get(name, name)} ({len(values)} seeds)")
-        axes.fill_between(rounds, mean - std, mean + std, alpha=0.2, color=line.get_color())
-    axes.set(xlabel="communication round", ylabel="test accuracy, %")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.tight_layout()
+    if output.suffix not in (".png", ".svg"):
+        raise GreedyfedError(f"{output}: of no known form; give a .png or .svg file")
+    inches = size[0] * columns, size[1] * rows
+    figure, axes = pyplot.subplots(rows, columns, figsize=inches, dpi=110, squeeze=False)
     try:
+        yield axes
+        figure.tight_layout()
         output.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(output)
-    except ValueError as error:
-        raise GreedyfedError(f"-o {output}: of no known form; give a .png or .svg file") from error
     except OSError as error:
         raise GreedyfedError(
-            f"-o {output}: cannot be written: {error}; give a file that can"
+            f"{output}: cannot be written: {error}; give a file that can"
         ) from error
     finally:
         pyplot.close(figure)
 
 
-def table(curves: dict[str, NDArray[np.float64]], at: list[int]) -> Table:
+def plot(panels: Mapping[str, Curves], output: Path) -> None:
+    """Mean lines with ± std bands over seeds: a panel for each name.
+
+    Raises:
+        GreedyfedError: as `pictures`.
+    """
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (7.0, 4.0) if len(panels) == 1 else (4.5, 3.4)
+    with pictures(output, rows, columns, size) as axes:
+        for ax in axes.flat[len(panels) :]:
+            ax.set_axis_off()
+        for ax, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+            for name in sorted(curves, key=list(NAMES).index):
+                values = curves[name]
+                mean, std = values.mean(axis=0), values.std(axis=0)
+                rounds, color = np.arange(1, len(mean) + 1), f"C{list(NAMES).index(name)}"
+                label = f"{NAMES[name]} ({len(values)} seeds)"
+                ax.plot(rounds, mean, label=label, color=color, linewidth=1)
+                ax.fill_between(rounds, mean - std, mean + std, alpha=0.2, color=color)
+            ax.set(xlabel="communication round", ylabel="test accuracy, %", title=title)
+            ax.grid(alpha=0.3)
+            ax.legend(loc="lower right", fontsize="small")
+
+
+def table(curves: Curves, at: list[int]) -> Table:
     """Mean ± population std of the accuracy at some rounds."""
     result = Table(title="Test accuracy, %: mean ± std (seeds)")
     result.add_column("algorithm")
     for t in at:
         result.add_column(f"T = {t}", justify="right")
-    for name, values in sorted(curves.items(), reverse=True):
+    for name, values in sorted(curves.items(), key=lambda item: list(NAMES).index(item[0])):
         cells = [values[:, t - 1] for t in at]
         figures = (f"{c.mean():.2f} ± {c.std():.2f} ({len(c)})" for c in cells)
-        result.add_row(NAMES.get(name, name), *figures)
+        result.add_row(NAMES[name], *figures)
     return result
 
 
@@ -116,10 +149,12 @@ def draw(
     """Draw the picture and print the table."""
     curves = accuracies(folder)
     shortest = min(values.shape[1] for values in curves.values())
-    plot(curves, output)
+    plot({"": curves}, output)
     Console().print(table(curves, [t for t in at or [shortest] if t <= shortest]))
     print(output)
 
 
 if __name__ == "__main__":
+    from experiments.cli import main
+
     main(app)

@@ -1,0 +1,147 @@
+"""What `greedyfed paper --out FILE` writes, from run directories alone; the suffix says what."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from common.config import RunConfig
+from common.errors import GreedyfedError
+from experiments.paper import TUNING_ROUNDS, Cell, Plan, key_of
+from experiments.parallel import directory, is_complete
+from experiments.plots import Curves, plot
+from experiments.tables import (
+    PaperTable,
+    accuracies,
+    comma_separated,
+    latex,
+    markdown,
+    tables_of,
+)
+from server_app.run_directory import CONFIG, SUMMARY
+
+_TEXTS: dict[str, Callable[[list[PaperTable]], str]] = {".csv": comma_separated, ".tex": latex}
+_PICTURES = (".png", ".svg")
+
+
+def write(plan: Plan, cells: list[Cell], seeds: int, out: Path) -> None:
+    """Write tables or curves of what is complete.
+
+    In a Markdown file that has them, the lines between `<!-- paper: mnist -->` and `<!-- end -->`
+    are replaced, for each data set; the rest of the file stays.
+
+    Raises:
+        GreedyfedError: nothing is complete, a suffix of no known kind, a file that cannot be
+            written.
+    """
+    suffix = out.suffix
+    if suffix not in (".md", *_TEXTS, *_PICTURES):
+        raise GreedyfedError(f"--out {out}: of no known kind; give a .md, .csv, .tex, .png or .svg")
+    if not any(is_complete(run) for run in plan.runs(cells, seeds)):
+        folder = directory(plan.candidates(cells[0], 0)[0]).parent
+        raise GreedyfedError(
+            f"--output-dir {folder}: holds no complete run of these cells; run them first, by the "
+            "same command without --out"
+        )
+    if suffix in _PICTURES:
+        plot(_panels(plan, cells, seeds), out)
+        return
+    try:
+        if suffix == ".md":
+            text = _page(plan, cells, seeds, out.read_text() if out.exists() else "")
+        else:
+            text = _TEXTS[suffix](tables_of(plan, cells, seeds))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    except OSError as error:
+        raise GreedyfedError(
+            f"--out {out}: cannot be written: {error}; give a file that can"
+        ) from error
+
+
+def _page(plan: Plan, cells: list[Cell], seeds: int, before: str) -> str:
+    sections = []
+    for dataset in dict.fromkeys(c.dataset for c in cells):
+        part = [c for c in cells if c.dataset == dataset]
+        begin, end = f"<!-- paper: {dataset} -->\n", "<!-- end -->"
+        section = f"{begin}{_section(plan, part, seeds)}{end}"
+        head, marker, rest = before.partition(begin)
+        if marker and end in rest:
+            before = head + section + rest.partition(end)[2]
+        else:
+            sections.append(section + "\n")
+    return before + "\n".join(sections) if before.strip() else "\n".join(sections)
+
+
+def _section(plan: Plan, cells: list[Cell], seeds: int) -> str:
+    """Tables, chosen hyper-parameters and cost of a data set."""
+    runs = plan.runs(cells, seeds)
+    done = [run for run in runs if is_complete(run)]
+    hours = sum(_summary(run)["seconds"] for run in done) / 3600
+    versions = dict[str, int]()
+    for run in done:
+        about = json.loads((directory(run) / CONFIG).read_text())["versions"]
+        text = ", ".join(f"{k} {about.get(k, '?')}" for k in ("flwr", "torch", "numpy"))
+        versions[text] = versions.get(text, 0) + 1
+    cost = f"{len(done)} runs, {hours:.2f} hours of one core in all. Computed with " + "; ".join(
+        f"{text} ({count} runs)" for text, count in versions.items()
+    )
+    parts = [markdown(tables_of(plan, cells, seeds)), *_choices(plan, cells), cost + "."]
+    return "\n".join(parts) + "\n"
+
+
+def _choices(plan: Plan, cells: list[Cell]) -> Iterable[str]:
+    """Of which runs the hyper-parameters were chosen."""
+    chosen = list[str]()
+    seen = set[tuple[str, ...]]()
+    for cell in cells:
+        tuning, losses = plan.tuning(cell), plan.losses(cell)
+        names = tuple(run.run_id for run in tuning)
+        if not losses or names in seen:
+            continue
+        seen.add(names)
+        values = [run.to_flat() for run in tuning]
+        keys = [k for k in values[0] if len({str(v[k]) for v in values}) > 1]
+        best = int(np.argmin(losses))
+        name = cell.algorithm + (f", {cell.table}, {cell.condition}" if plan.per_cell else "")
+        for i, (value, loss) in enumerate(zip(values, losses, strict=True)):
+            setting = ", ".join(f"{k} = {value[k]}" for k in keys if _matters(k, value))
+            mark = "**chosen**" if i == best else ""
+            chosen.append(f"| {name} | {setting} | {loss:.4f} | {mark} |")
+    if chosen:
+        yield (
+            f"Hyper-parameters, by the mean validation loss (nats) of the last {TUNING_ROUNDS} "
+            "rounds on seed 0" + (":\n" if plan.per_cell else " of the default setting:\n")
+        )
+        yield "\n".join(["| | setting | loss | |", "|---|---|---:|---|", *chosen, ""])
+
+
+def _matters(key: str, keys: dict[str, bool | int | float | str]) -> bool:
+    return key != "cumulative-alpha" or keys["cumulative"] != "mean"
+
+
+def _summary(run: RunConfig) -> dict[str, float]:
+    summary: dict[str, float] = json.loads((directory(run) / SUMMARY).read_text())
+    return summary
+
+
+def _panels(plan: Plan, cells: list[Cell], seeds: int) -> dict[str, Curves]:
+    """A panel for each condition, but for those that are of the same runs."""
+    panels, seen = dict[str, Curves](), set[tuple[str, ...]]()
+    for table, dataset, condition in dict.fromkeys(
+        (c.table, c.dataset, c.condition) for c in cells
+    ):
+        curves: Curves = {}
+        names = list[str]()
+        for cell in cells:
+            if (cell.table, cell.dataset, cell.condition) == (table, dataset, condition):
+                runs = [plan.run(cell, seed) for seed in range(seeds)]
+                done = [run for run in runs if run and is_complete(run)]
+                names += [run.run_id for run in done]
+                if done:
+                    curves[key_of(cell.algorithm)] = np.array([accuracies(run) for run in done])
+        if curves and tuple(names) not in seen:
+            seen.add(tuple(names))
+            panels[f"{dataset}, {'default' if table == 'timing' else condition}"] = curves
+    return panels
