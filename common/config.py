@@ -28,7 +28,8 @@ def _kebab(name: str) -> str:
 
 def _toml(value: object) -> str:
     """A value as the user writes it."""
-    return json.dumps(value) if isinstance(value, bool | str) else repr(value)
+    shown = isinstance(value, bool | str)
+    return json.dumps(value, ensure_ascii=False) if shown else repr(value)
 
 
 class _Part(BaseModel):
@@ -88,7 +89,7 @@ class HeterogeneityConfig(_Part):
     """Simulated stragglers and parameter noise."""
 
     straggler_fraction: float = Field(0.0, ge=0, le=1, description="share x of stragglers")
-    noise_sigma: float = Field(0.0, ge=0, description="largest noise level σ of the clients")
+    noise_sigma: float = Field(0.0, ge=0, description="largest noise level σ; client k of N gets (k−1)σ/N, in random order")
     clip_norm: float = Field(
         0.0, ge=0, description="largest L2 norm of a client's update, before the noise; 0: no limit"
     )

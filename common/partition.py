@@ -87,7 +87,8 @@ def _draw_counts(
     with np.errstate(divide="ignore", over="ignore"):
         total = np.min(class_counts / demand)  # the largest total that exhausts no label
     sizes = np.floor(total * q)
-    counts = np.floor(sizes[:, None] * p).astype(np.int64)
+    with np.errstate(invalid="ignore"):  # an α that underflows gives no counts, which is refused
+        counts = np.floor(sizes[:, None] * p).astype(np.int64)
     # Rounding in `demand` may ask for one example too many of the label that binds.
     excess = np.maximum(counts.sum(axis=0) - class_counts, 0)
     counts[counts.argmax(axis=0), np.arange(len(class_counts))] -= excess

@@ -79,4 +79,5 @@ def add_parameter_noise(vector: Vector, sigma: float, rng: np.random.Generator) 
     """The vector (D,) with N(0, σ²) added to every entry (paper, Privacy Heterogeneity)."""
     if sigma == 0:
         return vector
-    return vector + (sigma * rng.standard_normal(vector.shape)).astype(np.float32)
+    with np.errstate(over="ignore"):  # the server refuses what is not finite
+        return vector + (sigma * rng.standard_normal(vector.shape)).astype(np.float32)

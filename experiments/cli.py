@@ -59,7 +59,9 @@ def run(
     """Train one federation in this process. The last line printed is the run directory."""
     given = {"data-dir": data_dir, "output-dir": output_dir, "resume": resume or None}
     settings = read_settings(config, change, given)
-    if superlink:
+    if superlink is not None:
+        if ray:
+            raise ConfigError("--ray is for a simulation, --superlink for real clients; give one")
         remote = _Remote(superlink, root_certificates, insecure, results)
         remote.check(settings)
         directory = (results or Path(settings.output_dir)) / settings.run_id
@@ -74,7 +76,7 @@ def run(
     console = Console(stderr=True)
     with RoundProgress(console, settings.num_rounds) as progress:
         try:
-            if superlink:
+            if superlink is not None:
                 remote.train(settings, directory, progress)
             elif ray:
                 _train_with_ray(settings, progress)
@@ -179,9 +181,10 @@ class _Remote:
 
         if bool(self.ca_file) == self.insecure:
             raise ConfigError(
-                f"--superlink {self.address}: needs either --root-certificates FILE, or --insecure "
-                "for plain text"
+                f"--superlink {self.address}: needs one of --root-certificates FILE, for TLS, and "
+                f"--insecure, for plain text; give {'either' if self.insecure else 'one of them'}"
             )
+        check_superlink(self.address, self.ca_file)
         for key in ("output-dir", "data-dir"):
             path = str(config.to_flat()[key])
             if path and not Path(path).is_absolute() and ":" not in path:
@@ -197,10 +200,9 @@ class _Remote:
         seen = self.results or Path(config.output_dir)
         if not seen.is_dir():
             raise ConfigError(
-                f"{seen}: no such folder here; name by --results where the ServerApp's "
-                "output-dir is seen from this machine"
+                f"{seen}: no such folder here; make it, or name by --results where the "
+                "ServerApp's output-dir is seen from this machine"
             )
-        check_superlink(self.address, self.ca_file)
 
     def train(self, config: RunConfig, directory: Path, progress: RoundProgress) -> None:
         from experiments.flower import Flwr

@@ -175,9 +175,9 @@ def check_superlink(address: str, ca_file: Path | None) -> None:
     Raises:
         SuperLinkError: naming the address or the file, and what is wrong with it.
     """
-    if not re.fullmatch(
-        r"(\[[0-9a-fA-F:.]+\]|([^\s:/.]{1,63}\.)*[^\s:/.]{1,63}):[0-9]{1,5}", address
-    ):
+    host, _, port = address.rpartition(":")
+    is_host = re.fullmatch(r"\[[0-9a-fA-F:.]+\]|([^\s:/.]{1,63}\.)*[^\s:/.]{1,63}", host)
+    if not is_host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise SuperLinkError(
             f"--superlink {address}: is not HOST:PORT; write for example 127.0.0.1:9093"
         )

@@ -16,7 +16,7 @@ from common.config import ConfigError, RunConfig
 from common.errors import GreedyfedError
 from server_app.privacy import releases, spent_epsilon
 from server_app.run_directory import CONFIG, STATE, SUMMARY, read_events, read_history, read_state
-from server_app.state import ClientStats
+from server_app.state import ServerState
 
 
 class StatusError(GreedyfedError):
@@ -41,7 +41,7 @@ def status(path: Path) -> Group:
         last = history[-1] if history else {}
         table.add_row(
             str(run.relative_to(path)),
-            _state(run),
+            _state(run, history),
             f"{len(history)}/{config.num_rounds}",
             f"{last['val_loss']:.4f}" if last else "",
             f"{last['test_accuracy']:.2%}" if last else "",
@@ -52,7 +52,7 @@ def status(path: Path) -> Group:
 def _run(path: Path) -> Group:
     config, history = _read(path)
     events = read_events(path)
-    lines = [f"{path.name}: {_state(path)}, {len(history)} of {config.num_rounds} rounds"]
+    lines = [f"{path.name}: {_state(path, history)}, {len(history)} of {config.num_rounds} rounds"]
     if history:
         last = history[-1]
         lines[0] += (
@@ -84,10 +84,18 @@ def _read(path: Path) -> tuple[RunConfig, list[dict[str, Any]]]:
         ) from error
 
 
-def _state(path: Path) -> str:
-    """complete, running (its lock is held), or stopped."""
+def _state(path: Path, history: list[dict[str, Any]]) -> str:
+    """complete, running (its lock is held), stopped, or damaged: files that do not fit together."""
+    try:
+        if (path / STATE).exists() and _checkpoint(path).round > len(history):
+            return "damaged (history.jsonl lacks rounds)"
+    except StatusError:
+        return "damaged (state.safetensors cannot be read)"
     if (path / SUMMARY).exists():
-        return "complete"
+        try:
+            return str(json.loads((path / SUMMARY).read_text())["status"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "damaged (summary.json cannot be read; go on with --resume)"
     try:
         with open(path / ".lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -116,16 +124,20 @@ def _round(events: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _clients(path: Path, config: RunConfig, events: list[dict[str, Any]]) -> Table:
+def _checkpoint(path: Path) -> ServerState:
     try:
-        stats: ClientStats = read_state(path / STATE).stats
+        return read_state(path / STATE)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise StatusError(f"{path / STATE}: cannot be read: {error}; restore it") from error
+
+
+def _clients(path: Path, config: RunConfig, events: list[dict[str, Any]]) -> Table:
+    stats = _checkpoint(path).stats
     asked = Counter(c for e in events if e["event"] == "asked" for c in e["clients"])
     failures = [e for e in events if e["event"] == "failed"]
     failed, why = Counter(e["client"] for e in failures), {e["client"]: e["why"] for e in failures}
     clip_norm, delta = config.heterogeneity.clip_norm, config.heterogeneity.privacy_delta
-    released = releases(events) if delta else {}
+    released = releases(events, read_history(path)) if delta else {}
     table = _table("Clients", "client", "value", "n", "asked", "failed")
     if delta:
         table.add_column(f"ε (δ = {delta:g})", justify="right")

@@ -21,7 +21,8 @@ def summary_table(path: Path) -> Group:
     """
     history = read_history(path)
     clients = json.loads((path / SUMMARY).read_text())["clients"]
-    return Group(_rounds(history), _clients(clients))
+    valued = any(record["shapley"] for record in history)
+    return Group(_rounds(history), _clients(clients, valued))
 
 
 def _rounds(history: list[dict[str, Any]]) -> Table:
@@ -47,9 +48,12 @@ def epsilon_text(client: dict[str, Any]) -> str:
     return "∞" if epsilon is None else f"{epsilon:.2f}"
 
 
-def _clients(clients: list[dict[str, Any]]) -> Table:
+def _clients(clients: list[dict[str, Any]], valued: bool) -> Table:
     table = Table(
-        title="Most valuable clients", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        title="Most valuable clients" if valued else "Clients",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     table.add_column("client", no_wrap=True)
     for heading in ("value", "times", "n", "E", "noise"):
@@ -58,16 +62,16 @@ def _clients(clients: list[dict[str, Any]]) -> Table:
     private = any("epsilon" in c for c in clients)
     if private:
         table.add_column("ε", justify="right", no_wrap=True)
-    best = sorted(clients, key=lambda c: -c["value"])[:_ROWS]
+    best = sorted(clients, key=lambda c: (-c["value"], -c["times_selected"]))[:_ROWS]
     for c in best:
         sigma, histogram = c.get("noise_sigma"), c.get("label_histogram")
         table.add_row(
             c["client_id"],
-            f"{c['value']:+.4f}",
+            f"{c['value']:+.4f}" if valued else "–",
             str(c["times_selected"]),
             str(c.get("num_examples", "?")),
             str(c.get("local_epochs") or "?"),
-            "?" if sigma is None else f"{sigma:.3f}",
+            "?" if sigma is None else f"{sigma:.3g}",
             " ".join(map(str, histogram)) if histogram else "?",
             *([epsilon_text(c)] if private else []),
         )

@@ -163,7 +163,8 @@ def _privacy(config: RunConfig, directory: RunDirectory) -> dict[str, dict[str, 
     """Client id -> the ε that it spent in this run, null if without limit, and its δ."""
     clip_norm, delta = config.heterogeneity.clip_norm, config.heterogeneity.privacy_delta
     spent = dict[str, dict[str, object]]()
-    for client_id, released in releases(read_events(directory.path)).items():
+    events, history = read_events(directory.path), read_history(directory.path)
+    for client_id, released in releases(events, history).items():
         epsilon = spent_epsilon(released, clip_norm, delta)
         spent[client_id] = {"epsilon": epsilon if isfinite(epsilon) else None, "delta": delta}
     return spent

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
+from warnings import catch_warnings
 
 from common.config import ConfigError
 
@@ -24,10 +25,12 @@ def check_accountant(delta: float) -> None:
         )
 
 
-def releases(events: Iterable[Mapping[str, Any]]) -> dict[str, Counter[float]]:
+def releases(
+    events: Iterable[Mapping[str, Any]], history: Iterable[Mapping[str, Any]]
+) -> dict[str, Counter[float]]:
     """Client id -> how often it released an update with which noise σ, by the events of a run.
 
-    A request without an accepted answer counts as a release too, with the least noise that the
+    Requests that only history knows, as when events were lost, count too. A request without an accepted answer counts as a release too, with the least noise that the
     client is known to add (0 if none is known): the update may have left the client.
     """
     asked, sigmas = Counter[str](), defaultdict[str, Counter[float]](Counter)
@@ -36,7 +39,8 @@ def releases(events: Iterable[Mapping[str, Any]]) -> dict[str, Counter[float]]:
             asked.update(event["clients"])
         elif event["event"] == "accepted":
             sigmas[event["client"]][event["noise_sigma"]] += 1
-    for client, times in asked.items():
+    recorded = Counter(client for record in history for client in record["cohort"])
+    for client, times in (asked | recorded).items():
         known = sigmas[client]
         if (unknown := times - known.total()) > 0:
             known[min(known, default=0.0)] += unknown
@@ -51,4 +55,5 @@ def spent_epsilon(released: Mapping[float, int], clip_norm: float, delta: float)
 
     accountant = RDPAccountant()
     accountant.history = [(s / (2 * clip_norm), 1.0, n) for s, n in released.items()]
-    return float(accountant.get_epsilon(delta))
+    with catch_warnings(action="ignore"):  # a very large ε is a bound all the same
+        return float(accountant.get_epsilon(delta))

@@ -25,6 +25,14 @@ log = logging.getLogger("greedyfed")
 SAVE_EVERY_SECONDS = 1.0
 CONFIG, HISTORY, STATE = "config.json", "history.jsonl", "state.safetensors"
 EVENTS = "events.jsonl"
+#: Kinds of events, and what they tell beside time and round.
+_ABOUT = {
+    "asked": {"clients"},
+    "answered": {"client"},
+    "accepted": {"client", "noise_sigma"},
+    "failed": {"client", "why"},
+    "refused": {"node", "why"},
+}
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 
 
@@ -222,12 +230,17 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a run directory, oldest first; lines cut short by a kill are left out."""
+    """The events of a run directory, oldest first; what is none is left out.
+
+    A kill may cut a line short, and events are never needed to go on.
+    """
     events = []
-    if (path / EVENTS).exists():
-        for line in (path / EVENTS).read_text().splitlines():
-            with suppress(json.JSONDecodeError):
-                events.append(json.loads(line))
+    with suppress(OSError):
+        for line in (path / EVENTS).read_text(errors="replace").splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                event = json.loads(line)
+                if {"time", "round", *_ABOUT[event["event"]]} <= event.keys():
+                    events.append(event)
     return events
 
 

@@ -8,18 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from client_app.app import app as client_app
 from common.config import RunConfig
 from experiments.cluster import CONFIG, train
-from experiments.local_grid import run_in_process
 from experiments.loopback import wait_for
-from experiments.partition_files import write_partition
 from experiments.progress import RoundProgress
 from experiments.settings import read_toml
-from server_app.app import app as server_app
 from server_app.run_directory import MODEL, STATE, read_events, read_history, read_state
 from tests.containers import PROJECT, docker, inside
-from tests.federation import directory_of
 
 pytestmark = pytest.mark.cluster
 N, M = 5, 3
@@ -135,7 +130,7 @@ def test_clients_and_the_superlink_may_fail(cluster, tmp_path):
 
 
 def test_a_serverapp_killed_in_an_aggregation_ends_with_the_same_model(cluster, tmp_path):
-    """Bitwise the model of an unbroken run in one process on the same files."""
+    """Bitwise the model of an unbroken run."""
     config = settings(num_rounds=4, output_dir="/results/killed")
     run = Training(cluster, config, tmp_path)
     script = (Path(__file__).parent / "kill_in_aggregation.py").read_text()
@@ -147,15 +142,11 @@ def test_a_serverapp_killed_in_an_aggregation_ends_with_the_same_model(cluster, 
     assert [record["round"] for record in history] == [1, 2, 3, 4]
     asked = [e["round"] for e in read_events(run.directory) if e["event"] == "asked"]
     assert asked.count(int(number)) == 2  # the round was begun anew
-    files = tmp_path / "files"
-    list(write_partition(RunConfig.from_flat({"num-clients": N}), files, overwrite=False))
-    straight = config.with_values(output_dir=str(tmp_path / "straight"))
-    nodes = [{"client-id": f"client-{i}", "data-path": f"{files}/client-{i}.npz"} for i in range(N)]
-    flat = straight.to_flat() | {"data-dir": f"{files}/server.npz"}
-    run_in_process(server_app, client_app, flat, nodes)
-    unbroken = directory_of(RunConfig.from_flat(flat))
-    assert [r["cohort"] for r in read_history(unbroken)] == [r["cohort"] for r in history]
-    assert (unbroken / MODEL).read_bytes() == (run.directory / MODEL).read_bytes()
+    straight = Training(cluster, config.with_values(output_dir="/results/unbroken"), tmp_path / "2")
+    straight.wait_for_end(6 * ROUND_SECONDS)
+    cohorts = [record["cohort"] for record in history]
+    assert [record["cohort"] for record in read_history(straight.directory)] == cohorts
+    assert (straight.directory / MODEL).read_bytes() == (run.directory / MODEL).read_bytes()
 
 
 def _container(service):

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.cluster
 PAGE = PROJECT / "docs" / "deploy.md"
 BLOCK = re.compile(r"^```(\w+) ([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 VERSION = "# another version\n"
+#: What .env says; variables would win over it, and another test may have set them.
+SETTINGS = ("COMPOSE_PROJECT_NAME", "CONTROL_PORT", "GATEWAY_NAMES", "GATEWAY_PORT")
 CLINICS = ("clinic-a", "clinic-b", "clinic-c")
 
 
@@ -63,7 +65,8 @@ class Machine:
         return subprocess.Popen(
             ["bash", "-euc", self.text(script)],
             cwd=self.folder,
-            env=os.environ | {"HOME": str(self.home)},
+            env={k: v for k, v in os.environ.items() if k not in SETTINGS}
+            | {"HOME": str(self.home)},
             start_new_session=True,
             text=True,
             **streams,

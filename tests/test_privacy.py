@@ -44,7 +44,7 @@ def test_a_request_without_an_accepted_answer_counts_with_the_least_noise():
         *[{"event": "accepted", "client": "b", "noise_sigma": 3.0}] * 3,
     ]
     failed = [{"event": "failed", "client": "a", "why": "NaN"}]
-    assert releases(asked + accepted + failed) == {
+    assert releases(asked + accepted + failed, []) == {
         "a": {2.0: 1, 1.0: 2},
         "b": {3.0: 3},
         "c": {0.0: 3},
@@ -55,7 +55,7 @@ def test_a_run_reports_what_each_client_spent(small):
     keys = {"noise_sigma": 3.0, "clip_norm": 1.0, "privacy_delta": 1e-4}
     path = run(small.with_values(**keys), faults={1: "raises"})
     clients = json.loads((path / "summary.json").read_text())["clients"]
-    asked = releases(read_events(path))
+    asked = releases(read_events(path), [])
     assert {c["client_id"] for c in clients} == set(asked)
     for client in clients:
         sigma, times = client["noise_sigma"], asked[client["client_id"]].total()
@@ -64,6 +64,14 @@ def test_a_run_reports_what_each_client_spent(small):
         else:
             assert client["epsilon"] == spent_epsilon({sigma: times}, 1.0, 1e-4)
     assert sum(c["epsilon"] is not None for c in clients) >= 3
+
+
+def test_lost_events_never_make_epsilon_smaller():
+    asked = [{"event": "asked", "clients": ["a"]}]
+    accepted = [{"event": "accepted", "client": "a", "noise_sigma": 2.0}]
+    history = [{"cohort": ["a", "b"]}] * 3
+    assert releases(asked + accepted, history) == {"a": {2.0: 3}, "b": {0.0: 3}}
+    assert releases([], history) == {"a": {0.0: 3}, "b": {0.0: 3}}
 
 
 def test_without_a_delta_nothing_is_reported(small):
