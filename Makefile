@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve bench bench-deploy cluster cluster-down
+.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-deploy cluster cluster-down
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -53,6 +53,14 @@ curve: $(INSTALLED)
 	xargs -P $(JOBS) -L 1 sh -c '$(BIN)/greedyfed run --resume --config experiments/mnist.toml --data-dir "$(DATA)" \
 		--output-dir runs/mnist -c algorithm=$$0 -c seed=$$1 | tail -1'
 	$(BIN)/python -m experiments.plots runs/mnist -o docs/accuracy.png --at 150 --at 250 --at 350 --at 400
+
+# The paper's tables: run what is missing, then write docs/results.md: make paper DATA=folder
+paper: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "call make paper DATA=folder (with MNIST/raw, FashionMNIST/raw)"; exit 2; }
+	for set in mnist fmnist; do \
+		$(BIN)/greedyfed paper --dataset $$set --seeds 3 --data-dir "$(DATA)" --jobs $(JOBS) && \
+		$(BIN)/greedyfed paper --dataset $$set --seeds 3 --out docs/results.md || exit; \
+	done
 
 # Ratios within one run on one core: make bench DATA=folder-with-MNIST
 bench: $(INSTALLED)

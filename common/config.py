@@ -89,7 +89,9 @@ class HeterogeneityConfig(_Part):
     """Simulated stragglers and parameter noise."""
 
     straggler_fraction: float = Field(0.0, ge=0, le=1, description="share x of stragglers")
-    noise_sigma: float = Field(0.0, ge=0, description="largest noise level σ; client k of N gets (k−1)σ/N, in random order")
+    noise_sigma: float = Field(
+        0.0, ge=0, description="largest noise level σ; client k of N gets (k−1)σ/N, in random order"
+    )
     clip_norm: float = Field(
         0.0, ge=0, description="largest L2 norm of a client's update, before the noise; 0: no limit"
     )

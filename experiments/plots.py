@@ -83,7 +83,9 @@ def pictures(output: Path, rows: int, columns: int, size: tuple[float, float]) -
     if output.suffix not in (".png", ".svg"):
         raise GreedyfedError(f"{output}: of no known form; give a .png or .svg file")
     inches = size[0] * columns, size[1] * rows
-    figure, axes = pyplot.subplots(rows, columns, figsize=inches, dpi=110, squeeze=False)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=inches, dpi=110 if rows * columns == 1 else 72, squeeze=False
+    )
     try:
         yield axes
         figure.tight_layout()

@@ -1,13 +1,14 @@
 """What `greedyfed paper --out FILE` writes, from run directories alone; the suffix says what."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from common.config import RunConfig
 from common.errors import GreedyfedError
+from experiments.figures import PICKS_MEANING, picks
 from experiments.paper import TUNING_ROUNDS, Cell, Plan, key_of
 from experiments.parallel import directory, is_complete
 from experiments.plots import Curves, plot
@@ -87,8 +88,20 @@ def _section(plan: Plan, cells: list[Cell], seeds: int) -> str:
     cost = f"{len(done)} runs, {hours:.2f} hours of one core in all. Computed with " + "; ".join(
         f"{text} ({count} runs)" for text, count in versions.items()
     )
-    parts = [markdown(tables_of(plan, cells, seeds)), *_choices(plan, cells), cost + "."]
+    parts = [markdown(tables_of(plan, cells, seeds)), *_choices(plan, cells)]
+    parts += [PICKS_MEANING, "", picks(_picked(plan, cells, seeds)), "", cost + "."]
     return "\n".join(parts) + "\n"
+
+
+def _picked(plan: Plan, cells: list[Cell], seeds: int) -> Iterator[tuple[str, str, list[Path]]]:
+    """Condition, algorithm and complete runs, each run once; by condition."""
+    seen, conditions = set[str](), list(dict.fromkeys(c.condition for c in cells))
+    for cell in sorted(cells, key=lambda c: conditions.index(c.condition)):
+        runs = [run for seed in range(seeds) if (run := plan.run(cell, seed)) and is_complete(run)]
+        new = [run for run in runs if run.run_id not in seen]
+        seen |= {run.run_id for run in new}
+        if new and cell.algorithm != "Centralized":
+            yield cell.condition, cell.algorithm, [directory(run) for run in new]
 
 
 def _choices(plan: Plan, cells: list[Cell]) -> Iterable[str]:

@@ -29,14 +29,16 @@ def write_run(run, accuracies, val_loss=1.0):
     path = directory(run)
     path.mkdir(parents=True)
     records = [
-        {"round": t, "val_loss": val_loss, "test_accuracy": accuracy}
+        {"round": t, "cohort": ["a"], "val_loss": val_loss, "test_accuracy": accuracy}
         for t, accuracy in enumerate(accuracies, 1)
     ]
     (path / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (path / "config.json").write_text(
         json.dumps({"config": run.to_flat(), "versions": {"torch": "2.11.0"}})
     )
-    (path / "summary.json").write_text('{"status": "complete", "seconds": 36.0}')
+    client = {"client_id": "a", "label_histogram": [1, 3], "local_epochs": 5, "noise_sigma": 0.02}
+    summary = {"status": "complete", "seconds": 36.0, "clients": [client]}
+    (path / "summary.json").write_text(json.dumps(summary))
     return path
 
 
@@ -157,6 +159,7 @@ def test_out_writes_what_there_is_and_runs_nothing(tmp_path, capsys):
     assert "<svg" in out(tmp_path, "t.svg").read_text()
     text = out(tmp_path, "t.md").read_text()
     assert "1 runs, 0.01 hours of one core in all" in text
+    assert "| alpha=1e-4 | FedAvg | 1 | 100 | 0 | 75 | 5.00 | 0.020 |" in text
     assert capsys.readouterr().out.split() == [
         str(tmp_path / f"t.{suffix}") for suffix in ("tex", "csv", "png", "svg", "md")
     ]
