@@ -30,8 +30,9 @@ def releases(
 ) -> dict[str, Counter[float]]:
     """Client id -> how often it released an update with which noise σ, by the events of a run.
 
-    Requests that only history knows, as when events were lost, count too. A request without an accepted answer counts as a release too, with the least noise that the
-    client is known to add (0 if none is known): the update may have left the client.
+    Requests that only history knows, as when events were lost, count too. A request without an
+    accepted answer counts as a release with the least noise that the client is known to add (0 if
+    none is known): the update may have left the client.
     """
     asked, sigmas = Counter[str](), defaultdict[str, Counter[float]](Counter)
     for event in events:
