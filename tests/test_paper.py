@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.config import ConfigError
+from common.errors import GreedyfedError
 from experiments.paper import Plan, all_cells, key_of, paper, select
 
 PLAN = Plan({"data-dir": "/data", "output-dir": "/runs"})
@@ -121,7 +121,7 @@ def test_choices_are_the_same_for_all_cells_of_a_data_set_unless_asked():
     ],
 )
 def test_wrong_requests_are_one_line(keys, words, tmp_path):
-    with pytest.raises(ConfigError, match=words) as error:
+    with pytest.raises(GreedyfedError, match=words) as error:
         paper(output_dir=str(tmp_path / "runs"), **keys)
     assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
