@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
+from contextlib import suppress
 
-from flwr.app import Message, MessageType
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from common.wire import (
@@ -12,6 +13,7 @@ from common.wire import (
     Task,
     content_of,
     decode_info,
+    decode_loss,
     encode_task,
     replies_by_request,
 )
@@ -83,6 +85,23 @@ class ClientRegistry:
             nodes = "1 connected node is" if count == 1 else f"{count} connected nodes are"
             log.warning("%s not used: %s", nodes, reason)
         return new, refused
+
+    def client_at(self, node: int) -> str:
+        """The client that was found at a node."""
+        return self._known[node]
+
+    def local_losses(
+        self, grid: Grid, clients: list[str], content: RecordDict, timeout: float
+    ) -> list[float]:
+        """The loss of a model at each connected client, in nats; −inf where there is no answer."""
+        places = [self.nodes[client] for client in clients]
+        requests = [Message(content, node, MessageType.EVALUATE, ttl=timeout) for node in places]
+        answers = replies_by_request(requests, grid.send_and_receive(requests, timeout=timeout))
+        losses = dict.fromkeys(places, float("-inf"))
+        for node in places:
+            with suppress(BadReplyError):  # not chosen, hence no failure of the round
+                losses[node] = decode_loss(content_of(answers.get(node)))
+        return list(losses.values())
 
     @property
     def why_not(self) -> str:

@@ -6,7 +6,6 @@ when a run is resumed.
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -24,7 +23,6 @@ from common.wire import (
     ClientInfo,
     ClientUpdate,
     content_of,
-    decode_loss,
     decode_update,
     encode_params,
     params_record,
@@ -174,19 +172,10 @@ class SelectiveFedAvg(Strategy):
 
     def _local_losses(self, clients: Indices) -> Floats:
         """The global model's loss at each client (k,), in nats; −inf where there is no answer."""
-        now, nodes, ids = self._now, self._registry.nodes, self.state.stats.client_ids
+        now, ids = self._now, [self.state.stats.client_ids[k] for k in clients]
         content = encode_params(self.state.params, now.number, self._model.task)
-        places = [nodes[ids[k]] for k in clients]
-        requests = [
-            Message(content, node, MessageType.EVALUATE, ttl=self._deadline) for node in places
-        ]
-        now.num_probed += len(requests)
-        replies = self._grid.send_and_receive(requests, timeout=self._deadline)
-        answers, losses = replies_by_request(requests, replies), np.full(len(places), -np.inf)
-        for k, node in enumerate(places):
-            with suppress(BadReplyError):  # not chosen, hence no failure of the round
-                losses[k] = decode_loss(content_of(answers.get(node)))
-        return losses
+        now.num_probed += len(ids)
+        return np.array(self._registry.local_losses(self._grid, ids, content, self._deadline))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -215,10 +204,9 @@ class SelectiveFedAvg(Strategy):
     def _decode(self, requests: list[Message], replies: Iterable[Message]) -> list[ClientUpdate]:
         """The usable updates among the replies; the others go into the round's failures."""
         now, size, updates = self._now, self._model.spec.size, []
-        client_at = {node: client for client, node in self._registry.nodes.items()}
         answers = replies_by_request(requests, replies)
         for node in (request.metadata.dst_node_id for request in requests):
-            client_id = client_at[node]
+            client_id = self._registry.client_at(node)
             try:
                 content = content_of(answers.get(node))
                 updates.append(decode_update(content, client_id, size, self._max_examples))
@@ -229,9 +217,7 @@ class SelectiveFedAvg(Strategy):
         return updates
 
     def _on_reply(self, request: Message, reply: Message) -> None:
-        nodes, node = self._registry.nodes, request.metadata.dst_node_id
-        client_id = next(c for c, n in nodes.items() if n == node)
-        self._event("answered", client=client_id)
+        self._event("answered", client=self._registry.client_at(request.metadata.dst_node_id))
 
     def _event(self, event: str, **about: Any) -> None:
         self._on_event({"round": self._now.number, "event": event} | about)
