@@ -12,11 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
 from common.config import ConfigError, RunConfig, Scalar
-from experiments.parallel import Workers, complete_history, is_complete, run_all
+from common.errors import GreedyfedError
+from experiments.parallel import Workers, complete_history, directory, is_complete, run_all
 from experiments.sweep import (
     DryRun,
     Jobs,
@@ -31,7 +33,7 @@ from experiments.sweep import (
 )
 
 _HERE = Path(__file__).parent
-#: Rounds whose mean validation loss compares hyper-parameters: that of a single one is noisy.
+#: Rounds whose mean validation accuracy compares hyper-parameters: one round's is noisy.
 TUNING_ROUNDS = 10
 
 
@@ -139,8 +141,8 @@ class Plan:
         runs = self.candidates(cell if self.per_cell else _default(cell), seed=0)
         return runs if len(runs) > 1 else []
 
-    def losses(self, cell: Cell) -> list[float]:
-        """Of each run of `tuning`: its mean validation loss; none as long as one is missing.
+    def scores(self, cell: Cell) -> list[float]:
+        """Of each run of `tuning`: its mean validation accuracy; none as long as one is missing.
 
         The mean is of the last 10 rounds, up to the cell's T where each cell has its own choice.
         """
@@ -148,18 +150,18 @@ class Plan:
         if not all(map(is_complete, tuning)):
             return []
         rounds = cell.rounds if self.per_cell else None
-        return [_late_loss(run, rounds) for run in tuning]
+        return [_late_accuracy(run, rounds) for run in tuning]
 
     def run(self, cell: Cell, seed: int) -> RunConfig | None:
         """The run of a cell; None as long as a run that chooses its hyper-parameters is missing.
 
-        The best has the least mean validation loss; of equals, the first.
+        The best has the largest mean validation accuracy; of equals, the first.
         """
         runs = self.candidates(cell, seed)
         if len(runs) == 1:
             return runs[0]
-        losses = self.losses(cell)
-        return runs[losses.index(min(losses))] if losses else None
+        scores = self.scores(cell)
+        return runs[scores.index(max(scores))] if scores else None
 
     def runs(self, cells: Iterable[Cell], seeds: int) -> list[RunConfig]:
         """All runs of some cells: first those that choose hyper-parameters, then what is known."""
@@ -177,10 +179,19 @@ def _default(cell: Cell) -> Cell:
 
 
 @cache
-def _late_loss(run: RunConfig, rounds: int | None) -> float:
-    """Mean validation loss of a complete run's last rounds, in nats; up to `rounds` if given."""
-    losses = [record["val_loss"] for record in complete_history(run)[:rounds]]
-    return float(sum(losses[-TUNING_ROUNDS:]) / len(losses[-TUNING_ROUNDS:]))
+def _late_accuracy(run: RunConfig, rounds: int | None) -> float:
+    """Mean validation accuracy in % of a complete run's last rounds; up to `rounds` if given.
+
+    Raises:
+        GreedyfedError: a run of a version that did not record it.
+    """
+    last = complete_history(run)[:rounds][-TUNING_ROUNDS:]
+    if any("val_accuracy" not in record for record in last):
+        raise GreedyfedError(
+            f"{directory(run)}: has no validation accuracy, which chooses hyper-parameters: it was "
+            "made by an older version; delete the folder to run it again"
+        )
+    return 100 * float(np.mean([record["val_accuracy"] for record in last]))
 
 
 def unique(runs: Iterable[RunConfig]) -> list[RunConfig]:

@@ -109,25 +109,25 @@ def _choices(plan: Plan, cells: list[Cell]) -> Iterable[str]:
     chosen = list[str]()
     seen = set[tuple[str, ...]]()
     for cell in cells:
-        tuning, losses = plan.tuning(cell), plan.losses(cell)
+        tuning, scores = plan.tuning(cell), plan.scores(cell)
         names = tuple(run.run_id for run in tuning)
-        if not losses or names in seen:
+        if not scores or names in seen:
             continue
         seen.add(names)
         values = [run.to_flat() for run in tuning]
         keys = [k for k in values[0] if len({str(v[k]) for v in values}) > 1]
-        best = int(np.argmin(losses))
+        best = int(np.argmax(scores))
         name = cell.algorithm + (f", {cell.table}, {cell.condition}" if plan.per_cell else "")
-        for i, (value, loss) in enumerate(zip(values, losses, strict=True)):
+        for i, (value, score) in enumerate(zip(values, scores, strict=True)):
             setting = ", ".join(f"{k} = {value[k]}" for k in keys if _matters(k, value))
             mark = "**chosen**" if i == best else ""
-            chosen.append(f"| {name} | {setting} | {loss:.4f} | {mark} |")
+            chosen.append(f"| {name} | {setting} | {score:.2f} | {mark} |")
     if chosen:
         yield (
-            f"Hyper-parameters, by the mean validation loss (nats) of the last {TUNING_ROUNDS} "
+            f"Hyper-parameters, by the mean validation accuracy (%) of the last {TUNING_ROUNDS} "
             "rounds on seed 0" + (":\n" if plan.per_cell else " of the default setting:\n")
         )
-        yield "\n".join(["| | setting | loss | |", "|---|---|---:|---|", *chosen, ""])
+        yield "\n".join(["| | setting | accuracy | |", "|---|---|---:|---|", *chosen, ""])
 
 
 def _matters(key: str, keys: dict[str, bool | int | float | str]) -> bool:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.evaluation import Evaluation
 from common.params import Vector
 from common.wire import ClientUpdate
 from server_app.round import Round
@@ -13,10 +14,10 @@ from server_app.valuation import NOT_VALUED, CachedUtility, ShapleyEstimate, Val
 
 
 class Aggregate(NamedTuple):
-    """The average (D,), its validation loss, and the values of the updates, in their order."""
+    """The average (D,), its loss and accuracy on the validation split, and the values."""
 
     params: Vector
-    val_loss: float
+    val: Evaluation
     estimate: ShapleyEstimate
 
 
@@ -42,4 +43,5 @@ def aggregate(
         average = ModelAverageUtility(model, before.params, stacked, weights)
         utility = CachedUtility(average, empty=-before.val_loss)
         estimate = valuation(utility, len(updates), rng) if valuation else NOT_VALUED
-        return Aggregate(params, -float(utility(everyone)[0]), estimate)
+        loss = -float(utility(everyone)[0])  # known where clients were valued
+        return Aggregate(params, Evaluation(loss, average.accuracy), estimate)

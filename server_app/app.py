@@ -90,8 +90,7 @@ def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDire
         directory.save(strategy.state)  # also when a round failed: what was learned is kept
     model.spec.load(model.model, strategy.state.params)
     directory.write(MODEL, save({k: v.cpu() for k, v in model.model.state_dict().items()}))
-    val_accuracy = model.validate(strategy.state.params).accuracy
-    summary = json.dumps(_summary(config, directory, strategy, val_accuracy), indent=2) + "\n"
+    summary = json.dumps(_summary(config, directory, strategy), indent=2) + "\n"
     directory.write(SUMMARY, summary.encode())
 
 
@@ -136,7 +135,7 @@ def _line(record: RoundRecord, num_rounds: int) -> str:
 
 
 def _summary(
-    config: RunConfig, directory: RunDirectory, strategy: SelectiveFedAvg, val_accuracy: float
+    config: RunConfig, directory: RunDirectory, strategy: SelectiveFedAvg
 ) -> dict[str, object]:
     """The end of the run, and every client with its statistics and what it said of itself."""
     history, stats = read_history(directory.path), strategy.state.stats
@@ -153,8 +152,8 @@ def _summary(
             "times_counted": int(stats.count[k]),
         }
         clients.append(about | figures | spent.get(client_id, {}))
-    last = {k: history[-1][k] for k in ("round", "val_loss", "test_loss", "test_accuracy")}
-    last["val_accuracy"] = val_accuracy
+    keys = "round", "val_loss", "val_accuracy", "test_loss", "test_accuracy"
+    last = {k: history[-1][k] for k in keys if k in history[-1]}  # old rounds lack val_accuracy
     seconds = sum(sum(record["seconds"].values()) for record in history)
     return {"status": "complete", **last, "seconds": round(seconds, 3), "clients": clients}
 

@@ -22,6 +22,7 @@ class Round:
     valued: list[str] = field(default_factory=list)  # the clients of `estimate`, in its order
     estimate: ShapleyEstimate = NOT_VALUED
     after: ServerState | None = None  # the state once the round has been evaluated
+    val_accuracy: float = 0.0  # of its model
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -45,6 +46,7 @@ class Round:
             evaluations=self.estimate.num_evaluations,
             valuation_end=self.estimate.ended,
             val_loss=state.val_loss,
+            val_accuracy=self.val_accuracy,
             test_loss=test.loss,
             test_accuracy=test.accuracy,
             failures=self.failures,

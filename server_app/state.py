@@ -116,6 +116,7 @@ class RoundRecord:
     evaluations: int
     valuation_end: str
     val_loss: float
+    val_accuracy: float
     test_loss: float
     test_accuracy: float
     failures: dict[str, str]

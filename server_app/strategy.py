@@ -255,7 +255,8 @@ class SelectiveFedAvg(Strategy):
         succeeded = np.array([stats.index(u.client_id) for u in updates], np.int64)
         failed = np.array([stats.index(c) for c in now.failures], np.int64)
         stats = stats.with_round(server_round, succeeded, failed, valued, self._cumulative)
-        now.after = ServerState(server_round, result.params, stats, result.val_loss)
+        now.after = ServerState(server_round, result.params, stats, result.val.loss)
+        now.val_accuracy = result.val.accuracy
         return result.params
 
     def _give_up(self, usable: int) -> NoReturn:

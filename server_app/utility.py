@@ -83,6 +83,9 @@ class ModelAverageUtility:
     Args:
         previous: (D,), the global model that the clients started from.
         updates: (M, D); weights: (M,), the numbers of examples n_k.
+
+    Attributes:
+        accuracy: of the average of all updates, NaN until that has been evaluated.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class ModelAverageUtility:
     ) -> None:
         self._model, self._previous = model, previous
         self._updates, self._weights = updates, weights
+        self.accuracy = float("nan")
 
     def __call__(self, coalitions: Coalitions) -> Floats:
         utilities = np.empty(len(coalitions))
@@ -101,5 +105,9 @@ class ModelAverageUtility:
         for start in range(0, len(rows), block):
             part = rows[start : start + block]
             averages = weighted_average(coalitions[part], self._updates, self._weights)
-            utilities[part] = [-self._model.val_loss(average) for average in averages]
+            for row, average in zip(part, averages, strict=True):
+                loss, accuracy = self._model.validate(average)
+                utilities[row] = -loss
+                if coalitions[row].all():
+                    self.accuracy = accuracy
         return utilities

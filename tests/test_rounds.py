@@ -65,7 +65,9 @@ def test_the_saved_model_has_the_recorded_accuracy(small):
     model.load_state_dict(load_file(directory / "model.safetensors"))
     last = history_of(directory)[-1]
     assert evaluate(model, splits.test).accuracy == last["test_accuracy"]
-    assert evaluate(model, splits.val).loss == pytest.approx(last["val_loss"], rel=1e-6)
+    val = evaluate(model, splits.val)
+    assert val.loss == pytest.approx(last["val_loss"], rel=1e-6)
+    assert val.accuracy == last["val_accuracy"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

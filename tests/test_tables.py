@@ -24,12 +24,12 @@ from experiments.tables import (
 CELL = Cell("data", "mnist", "alpha=0.1", "FedAvg", 300, 3, 400, 88.0, 1.0)
 
 
-def write_run(run, accuracies, val_loss=1.0):
+def write_run(run, accuracies, **more):
     """The files of a complete run, of which nothing was computed."""
     path = directory(run)
     path.mkdir(parents=True)
     records = [
-        {"round": t, "cohort": ["a"], "val_loss": val_loss, "test_accuracy": accuracy}
+        {"round": t, "cohort": ["a"], "val_loss": 1.0, "test_accuracy": accuracy} | more
         for t, accuracy in enumerate(accuracies, 1)
     ]
     (path / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -96,19 +96,27 @@ def test_the_timing_table_reads_whole_runs_at_t(tmp_path):
     ]
 
 
-def test_hyper_parameters_are_those_of_least_validation_loss(tmp_path):
+def test_hyper_parameters_are_those_of_the_largest_validation_accuracy(tmp_path):
     plan, cell = plan_in(tmp_path), cells_of("systems", "ucb")[2]
     tuning = plan.tuning(cell)
     betas = [run.selection.ucb_beta for run in tuning]
     assert betas == [0.01, 0.1, 1.0]
     assert {run.heterogeneity.straggler_fraction for run in tuning} == {0.0}  # default setting
-    for run, loss in zip(tuning[:2], (0.5, 0.3), strict=True):
-        write_run(run, [0.5] * 400, loss)
+    for run, accuracy in zip(tuning[:2], (0.5, 0.7), strict=True):
+        write_run(run, [0.5] * 400, val_accuracy=accuracy)
     assert plan.run(cell, 1) is None  # not all are complete
-    write_run(tuning[2], [0.9] * 400, 0.4)
+    write_run(tuning[2], [0.9] * 400, val_accuracy=0.6)
     chosen = plan.run(cell, 1)
     assert chosen.selection.ucb_beta == 0.1
     assert chosen.heterogeneity.straggler_fraction == 0.9
+
+
+def test_a_run_without_validation_accuracy_cannot_choose(tmp_path):
+    plan, cell = plan_in(tmp_path), cells_of("data", "ucb")[0]
+    for run in plan.tuning(cell):
+        write_run(run, [0.5] * 400)
+    with pytest.raises(GreedyfedError, match=r"no validation accuracy.*delete the folder"):
+        plan.run(cell, 0)
 
 
 def test_formats(tmp_path):
