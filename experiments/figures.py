@@ -2,6 +2,7 @@
 
 python -m experiments.figures selection RUN… -o heat.png    # clients by value × rounds
 python -m experiments.figures values RUN… -o values.png     # value against noise, epochs, skew
+python -m experiments.figures classes RUN…                  # what is selected and learned by class
 """
 
 import json
@@ -14,10 +15,16 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
+from common.config import RunConfig
+from common.datasets import load_splits
 from common.errors import GreedyfedError, one_line
+from common.evaluation import evaluate
+from common.models import build_model
 from experiments.plots import NAMES, pictures
-from server_app.run_directory import CONFIG, SUMMARY, read_history
+from server_app.run_directory import CONFIG, MODEL, SUMMARY, read_history
 
 Floats = NDArray[np.float64]
 #: In what simulated clients differ: its name in a picture, and the attribute of Run.
@@ -89,6 +96,23 @@ class Run:
             raise GreedyfedError(f"{self.path}: knows no {key} of its clients; give simulated runs")
         return np.array([c[key] for c in clients], dtype=np.float64)
 
+    @property
+    def last_accuracy(self) -> float:
+        return float(100 * self._files[2][-1]["test_accuracy"])
+
+    def class_accuracy(self) -> list[float]:
+        """Of the last model, in % of the test examples of each class."""
+        config = RunConfig.from_flat(self._files[0])
+        splits = load_splits(config.data, config.seed)
+        classes = splits.num_classes
+        model = build_model(config.training.model, splits.input_shape, classes, config.seed)
+        try:
+            model.load_state_dict(load_file(self.path / MODEL))
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise GreedyfedError(f"{self.path / MODEL}: {one_line(error)}; run it again") from error
+        parts = (splits.test.take(np.flatnonzero(splits.test.y == c)) for c in range(classes))
+        return [100 * evaluate(model, part).accuracy for part in parts]
+
     def picks(self) -> list[float]:
         """What `PICKS` names, of the selections in the second half of the rounds."""
         count = self.selected[len(self.selected) // 2 :].sum(axis=0)
@@ -126,6 +150,27 @@ def picks(rows: Iterable[tuple[str, str, list[Path]]]) -> str:
         means = np.mean([Run(path).picks() for path in paths], axis=0)
         texts = (format(m, form) for m, form in zip(means, PICKS.values(), strict=True))
         lines.append(f"| {condition} | {algorithm} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def by_class(runs: Iterable[Run]) -> str:
+    """A Markdown table: of each class its share of the data of the selected clients in the second
+    half of the rounds, and the last model's test accuracy on it.
+
+    Raises:
+        GreedyfedError: a run without its model, or whose data set is not where it was.
+    """
+    lines = list[str]()
+    for run in runs:
+        count = run.selected[len(run.selected) // 2 :].sum(axis=0)
+        shares, accuracies = 100 * count @ run.labels / count.sum(), run.class_accuracy()
+        if not lines:
+            lines += [f"| | | {' | '.join(map(str, range(len(shares))))} | all |"]
+            lines += ["|---|---" + "|---:" * (len(shares) + 1) + "|"]
+        for name, row in (("selected, %", shares), ("accuracy, %", accuracies)):
+            total = "" if row is shares else f"{run.last_accuracy:.1f}"
+            texts = *(f"{x:.0f}" for x in row), total
+            lines.append(f"| {run.name} | {name} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -192,6 +237,12 @@ def values(runs: Paths, output: Output) -> None:
     """Cumulative value against true quality, with Spearman's rank correlation."""
     draw_values([Run(path) for path in runs], output)
     print(output)
+
+
+@app.command()
+def classes(runs: Paths) -> None:
+    """Share of each class in what was selected, and the last model's test accuracy on it."""
+    print(by_class(Run(path) for path in runs))
 
 
 if __name__ == "__main__":
