@@ -67,7 +67,7 @@ def local_loss(message: Message, context: Context) -> Message:
     model, spec = _model(config, task)
     params, _ = decode_params(message.content, spec.size)
     spec.load(model, params)
-    loss = evaluate(model.to(config.device), me.data.to(config.device)).loss
+    loss = evaluate(model, me.data.to(config.device)).loss
     return Message(encode_loss(loss), reply_to=message)
 
 
@@ -80,7 +80,6 @@ def train(message: Message, context: Context) -> Message:
     model, spec = _model(config, task)
     if not spec.complete:  # integer buffers start anew each time
         model = copy.deepcopy(model)
-    model = model.to(config.device)
     params, server_round = decode_params(message.content, spec.size)
     spec.load(model, params)
     client = client_key(me.info.client_id)
@@ -113,4 +112,4 @@ def _config(flat: tuple[tuple[str, Scalar], ...]) -> RunConfig:
 def _model(config: RunConfig, task: Task) -> tuple[nn.Module, ParamSpec]:
     name, seed = config.training.model, config.seed
     model = build_model(name, task.input_shape, task.num_classes, seed)
-    return model, ParamSpec.of(model)
+    return model.to(config.device), ParamSpec.of(model)
