@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 
 from common.datasets import Dataset
 
@@ -20,15 +19,25 @@ class Evaluation(NamedTuple):
     accuracy: float
 
 
-def evaluate(model: nn.Module, data: Dataset) -> Evaluation:
+def evaluate(model: nn.Module, data: Dataset, chunk: int = CHUNK) -> Evaluation:
     """Evaluate in inference mode, in cache-sized chunks."""
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=data.x.device)
     correct = torch.zeros((), dtype=torch.int64, device=data.x.device)
     with torch.inference_mode():
-        for start in range(0, len(data), CHUNK):
-            y = data.y[start : start + CHUNK]
-            scores = model(data.x[start : start + CHUNK])
-            loss += cross_entropy(scores, y, reduction="sum")
-            correct += (scores.argmax(dim=1) == y).sum()
+        for start in range(0, len(data), chunk):
+            part = slice(start, start + chunk)
+            losses, hits = tally(model(data.x[part]), data.y[part])
+            loss += losses
+            correct += hits
     return Evaluation(float(loss) / len(data), int(correct) / len(data))
+
+
+def tally(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of cross-entropies in nats (…,) and number of hits (…,) of class scores (…, n, classes).
+
+    Sums are float64, so that they hardly depend on how examples are cut into chunks.
+    """
+    of_class = scores.gather(-1, y.expand(scores.shape[:-1])[..., None])[..., 0]
+    losses = scores.logsumexp(dim=-1) - of_class
+    return losses.sum(dim=-1, dtype=torch.float64), (scores.argmax(dim=-1) == y).sum(dim=-1)

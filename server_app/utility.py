@@ -1,19 +1,33 @@
 """From coalitions of client updates to utilities, by averaged models on validation data."""
 
+from functools import cached_property
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from common.datasets import Dataset
-from common.evaluation import Evaluation, evaluate
+from common.evaluation import Evaluation, evaluate, tally
 from common.models import ModelError
-from common.params import ParamSpec, Vector
+from common.params import Vector
+from common.stack import ModelStack
 from common.wire import Task
 from server_app.state import ClientStats, ServerState
 from server_app.valuation import Coalitions, Floats
 
-#: Floats of averaged models held at a time: 64 MiB.
-_BLOCK = 2**24
+#: Activations of a layer, in floats, that are computed at a time: 2 MiB, which with what the layer
+#: is given stay in a core's caches. A GPU has many more cores to keep busy.
+_AT_A_TIME = {"cpu": 2**19, "cuda": 2**27}
+_MIN_ROWS, _MAX_ROWS = 8, 1000
+_MIB = 2**20
+
+
+def shares_of(coalitions: Coalitions, weights: Floats) -> Floats:
+    """The weight of each update in each coalition's average: (C, M) coalitions -> (C, M)."""
+    share = coalitions * weights
+    shares: Floats = share / share.sum(axis=1, keepdims=True)
+    return shares
 
 
 def weighted_average(coalitions: Coalitions, updates: Vector, weights: Floats) -> Vector:
@@ -24,15 +38,17 @@ def weighted_average(coalitions: Coalitions, updates: Vector, weights: Floats) -
         updates: (M, D).
         weights: (M,), the clients' numbers of examples n_k.
     """
-    share = coalitions * weights
-    share = share / share.sum(axis=1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):  # the loss of such an average tells
-        average: Vector = share.astype(np.float32) @ updates
+        average: Vector = shares_of(coalitions, weights).astype(np.float32) @ updates
     return average
 
 
 class ServerModel:
-    """The model with the server's own data: losses of parameter vectors (D,)."""
+    """The model with the server's own data: losses of parameter vectors (D,).
+
+    Args:
+        memory: MiB that the models and activations of many coalitions may take at a time.
+    """
 
     def __init__(
         self,
@@ -41,10 +57,20 @@ class ServerModel:
         test: Dataset,
         num_classes: int,
         device: str = "cpu",
+        memory: int = 256,
     ) -> None:
-        self.model, self.spec = model.to(device), ParamSpec.of(model)
+        self.model = model.to(device)
         self.task = Task(tuple(val.x.shape[1:]), num_classes)
-        self._val, self._test = val.to(device), test.to(device)
+        self.stack = ModelStack(self.model, self.task.input_shape)
+        self.spec, self.memory = self.stack.spec, memory
+        self.val, self._test = val.to(device), test.to(device)
+        if any(isinstance(m, nn.Conv2d) for m in model.modules()) and val.x.dim() == 4:
+            # Convolutions are about twice as fast in this order (benchmarks/valuation.py).
+            order = torch.channels_last
+            self.model.to(memory_format=order)
+            self.val, self._test = (
+                Dataset(d.x.contiguous(memory_format=order), d.y) for d in (self.val, self._test)
+            )
 
     def initial_state(self) -> ServerState:
         """Before the first round: the network as it was given, no clients.
@@ -67,18 +93,40 @@ class ServerModel:
     def validate(self, params: Vector) -> Evaluation:
         """Loss and accuracy on the validation split, which values and hyper-parameters rest on."""
         self.spec.load(self.model, params)
-        return evaluate(self.model, self._val)
+        return evaluate(self.model, self.val, self.rows(1))
 
     def test(self, params: Vector) -> Evaluation:
         """Loss and accuracy on the test split, which no decision of the server uses."""
         self.spec.load(self.model, params)
-        return evaluate(self.model, self._test)
+        return evaluate(self.model, self._test, self.rows(1))
+
+    def rows(self, count: int) -> int:
+        """Examples for which to compute the activations of `count` models at a time."""
+        fit = self._activations // (self.stack.width * (count if self.stack.grouped else 1))
+        return max(_MIN_ROWS, min(_MAX_ROWS, fit))
+
+    @property
+    def block(self) -> int:
+        """Models to evaluate at a time: they fit in memory, and `rows` of them where it should."""
+        fit = self.memory * _MIB // 4 // (2 * self.spec.size)
+        if self.stack.grouped:
+            fit = min(fit, self._activations // (_MIN_ROWS * self.stack.width))
+        return max(1, fit)
+
+    @property
+    def _activations(self) -> int:
+        floats = _AT_A_TIME.get(self.val.x.device.type, _AT_A_TIME["cpu"])
+        return min(floats, self.memory * _MIB // 4)
 
 
 class ModelAverageUtility:
     """U(S) = −(validation loss of the n_k-weighted average of S); U(∅) is the previous model's.
 
     Source: paper, "Shapley-Value for Client Valuation", and Alg. 2, line 2.
+
+    A coalition is evaluated together with the others of its call (`common.stack`). Where the first
+    layer is linear, its output is computed for the M updates once; that of an average is their
+    average, which costs 2·M operations per output, where the layer costs 2·inputs.
 
     Args:
         previous: (D,), the global model that the clients started from.
@@ -91,8 +139,8 @@ class ModelAverageUtility:
     def __init__(
         self, model: ServerModel, previous: Vector, updates: Vector, weights: NDArray[np.float64]
     ) -> None:
-        self._model, self._previous = model, previous
-        self._updates, self._weights = updates, weights
+        self._model, self._previous, self._weights = model, previous, weights
+        self._updates = torch.from_numpy(updates).to(model.val.x.device)
         self.accuracy = float("nan")
 
     def __call__(self, coalitions: Coalitions) -> Floats:
@@ -101,13 +149,44 @@ class ModelAverageUtility:
         if empty.any():
             utilities[empty] = -self._model.val_loss(self._previous)
         rows = np.flatnonzero(~empty)
-        block = max(1, _BLOCK // self._updates.shape[1])
-        for start in range(0, len(rows), block):
-            part = rows[start : start + block]
-            averages = weighted_average(coalitions[part], self._updates, self._weights)
-            for row, average in zip(part, averages, strict=True):
-                loss, accuracy = self._model.validate(average)
-                utilities[row] = -loss
-                if coalitions[row].all():
-                    self.accuracy = accuracy
+        for start in range(0, len(rows), self._model.block):
+            part = rows[start : start + self._model.block]
+            losses, accuracies = self._evaluate(shares_of(coalitions[part], self._weights))
+            utilities[part] = -losses
+            for index in np.flatnonzero(coalitions[part].all(axis=1)):
+                self.accuracy = float(accuracies[index])
         return utilities
+
+    def _evaluate(self, shares: Floats) -> tuple[Floats, Floats]:
+        """Validation losses (C,) in nats and accuracies (C,) of averages with `shares` (C, M)."""
+        data, count = self._model.val, len(shares)
+        with torch.inference_mode():
+            mix = torch.from_numpy(shares).to(self._updates)
+            first, rest = self._model.stack.bind(mix @ self._updates)
+            outputs = self._first_outputs if count > 1 else None
+            losses = torch.zeros(count, dtype=torch.float64, device=data.x.device)
+            correct = torch.zeros(count, dtype=torch.int64, device=data.x.device)
+            step = self._model.rows(count)
+            for start in range(0, len(data), step):
+                part = slice(start, start + step)
+                if outputs is None:
+                    mixed = first(data.x[part])
+                else:
+                    mixed = mix @ outputs[:, part].flatten(1)
+                    mixed = mixed.view(count, -1, outputs.shape[2])
+                more, hits = tally(rest(mixed), data.y[part])
+                losses += more
+                correct += hits
+            return losses.cpu().numpy() / len(data), correct.cpu().numpy() / len(data)
+
+    @cached_property
+    def _first_outputs(self) -> Tensor | None:
+        """What the first layer of each update gives for every example, (M, n, features)."""
+        stack, x, count = self._model.stack, self._model.val.x, len(self._updates)
+        if not stack.mixable or len(x) * count * stack.width > self._model.memory * _MIB // 4:
+            return None
+        first, _ = stack.bind(self._updates)
+        step = self._model.rows(count)
+        outputs = torch.cat([first(x[i : i + step]) for i in range(0, len(x), step)], dim=1)
+        # Of one that overflows, 0 times it would be NaN in every average.
+        return outputs if outputs.sum().isfinite() else None
