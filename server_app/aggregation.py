@@ -10,7 +10,13 @@ from common.wire import ClientUpdate
 from server_app.round import Round
 from server_app.state import ServerState
 from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
-from server_app.valuation import NOT_VALUED, CachedUtility, ShapleyEstimate, Valuation
+from server_app.valuation import (
+    NOT_VALUED,
+    CachedUtility,
+    ShapleyEstimate,
+    UtilityError,
+    Valuation,
+)
 
 
 class Aggregate(NamedTuple):
@@ -41,7 +47,11 @@ def aggregate(
         params: Vector = weighted_average(everyone, stacked, weights)[0]
     with now.phase("value"):
         average = ModelAverageUtility(model, before.params, stacked, weights)
-        utility = CachedUtility(average, empty=-before.val_loss)
+        whole = model.valued_on is model.val  # then the losses of both models are known
+        utility = CachedUtility(average, empty=-before.val_loss if whole else None)
         estimate = valuation(utility, len(updates), rng) if valuation else NOT_VALUED
-        loss = -float(utility(everyone)[0])  # known where clients were valued
-        return Aggregate(params, Evaluation(loss, average.accuracy), estimate)
+        loss = -float(utility(everyone)[0])
+        val = Evaluation(loss, average.accuracy) if whole else model.validate(params)
+        if not np.isfinite(val.loss):
+            raise UtilityError(f"the validation loss of the average is {val.loss}")
+        return Aggregate(params, val, estimate)

@@ -47,6 +47,8 @@ class ServerModel:
     """The model with the server's own data: losses of parameter vectors (D,).
 
     Args:
+        valuation_examples: validation examples on which coalitions are evaluated, a fixed part in
+            which the classes have the shares that they have in the whole; 0: all.
         memory: MiB that the models and activations of many coalitions may take at a time.
     """
 
@@ -57,20 +59,21 @@ class ServerModel:
         test: Dataset,
         num_classes: int,
         device: str = "cpu",
+        valuation_examples: int = 0,
         memory: int = 256,
     ) -> None:
         self.model = model.to(device)
         self.task = Task(tuple(val.x.shape[1:]), num_classes)
         self.stack = ModelStack(self.model, self.task.input_shape)
         self.spec, self.memory = self.stack.spec, memory
-        self.val, self._test = val.to(device), test.to(device)
+        order = torch.preserve_format
         if any(isinstance(m, nn.Conv2d) for m in model.modules()) and val.x.dim() == 4:
-            # Convolutions are about twice as fast in this order (benchmarks/valuation.py).
-            order = torch.channels_last
+            order = torch.channels_last  # convolutions are twice as fast (docs/performance.md)
             self.model.to(memory_format=order)
-            self.val, self._test = (
-                Dataset(d.x.contiguous(memory_format=order), d.y) for d in (self.val, self._test)
-            )
+        self.val, self._test = val.to(device, order), test.to(device, order)
+        self.valued_on = self.val
+        if 0 < valuation_examples < len(val):
+            self.valued_on = val.stratified(valuation_examples).to(device, order)
 
     def initial_state(self) -> ServerState:
         """Before the first round: the network as it was given, no clients.
@@ -94,6 +97,11 @@ class ServerModel:
         """Loss and accuracy on the validation split, which values and hyper-parameters rest on."""
         self.spec.load(self.model, params)
         return evaluate(self.model, self.val, self.rows(1))
+
+    def coalition_loss(self, params: Vector) -> float:
+        """Mean cross-entropy in nats on the examples on which coalitions are evaluated."""
+        self.spec.load(self.model, params)
+        return evaluate(self.model, self.valued_on, self.rows(1)).loss
 
     def test(self, params: Vector) -> Evaluation:
         """Loss and accuracy on the test split, which no decision of the server uses."""
@@ -120,7 +128,9 @@ class ServerModel:
 
 
 class ModelAverageUtility:
-    """U(S) = −(validation loss of the n_k-weighted average of S); U(∅) is the previous model's.
+    """U(S) = −(loss of the n_k-weighted average of S on `ServerModel.valued_on`).
+
+    U(∅) is that of the previous model.
 
     Source: paper, "Shapley-Value for Client Valuation", and Alg. 2, line 2.
 
@@ -147,7 +157,7 @@ class ModelAverageUtility:
         utilities = np.empty(len(coalitions))
         empty = ~coalitions.any(axis=1)
         if empty.any():
-            utilities[empty] = -self._model.val_loss(self._previous)
+            utilities[empty] = -self._model.coalition_loss(self._previous)
         rows = np.flatnonzero(~empty)
         for start in range(0, len(rows), self._model.block):
             part = rows[start : start + self._model.block]
@@ -158,8 +168,8 @@ class ModelAverageUtility:
         return utilities
 
     def _evaluate(self, shares: Floats) -> tuple[Floats, Floats]:
-        """Validation losses (C,) in nats and accuracies (C,) of averages with `shares` (C, M)."""
-        data, count = self._model.val, len(shares)
+        """Losses (C,) in nats and accuracies (C,) of averages with `shares` (C, M)."""
+        data, count = self._model.valued_on, len(shares)
         with torch.inference_mode():
             mix = torch.from_numpy(shares).to(self._updates)
             first, rest = self._model.stack.bind(mix @ self._updates)
@@ -182,7 +192,7 @@ class ModelAverageUtility:
     @cached_property
     def _first_outputs(self) -> Tensor | None:
         """What the first layer of each update gives for every example, (M, n, features)."""
-        stack, x, count = self._model.stack, self._model.val.x, len(self._updates)
+        stack, x, count = self._model.stack, self._model.valued_on.x, len(self._updates)
         if not stack.mixable or len(x) * count * stack.width > self._model.memory * _MIB // 4:
             return None
         first, _ = stack.bind(self._updates)

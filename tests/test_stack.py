@@ -144,3 +144,28 @@ def test_dropout_does_not_drop():
     everyone = np.ones((2, 3), dtype=bool)
     first, second = utility(everyone)
     assert first == second == utility(everyone)[0]
+
+
+def test_coalitions_are_evaluated_on_a_part_of_the_validation_split():
+    network, val = made(NETWORKS["cnn"]), examples(500)
+    before, updates = updates_of(network, 3)
+    server = ServerModel(network, val, val, 10, valuation_examples=120)
+    utility = ModelAverageUtility(server, before, updates, np.ones(3))
+    found = -utility(np.array([[False] * 3, [True, False, False], [False, False, True]]))
+    plain = NETWORKS["cnn"]()
+    for loss, params in zip(found, (before, updates[0], updates[2]), strict=True):
+        server.spec.load(plain, params)
+        assert loss == pytest.approx(evaluate(plain, val.stratified(120)).loss, rel=1e-5)
+        assert server.val_loss(params) == pytest.approx(evaluate(plain, val).loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [7, 50, 333, 500])
+def test_a_stratified_part_has_the_shares_of_the_classes(n):
+    rng = np.random.default_rng(3)
+    y = torch.from_numpy(rng.choice(4, size=500, p=[0.5, 0.3, 0.15, 0.05]))
+    part = Dataset(torch.arange(500.0), y).stratified(n)
+    assert len(part) == n
+    assert len(set(part.x.tolist())) == n
+    assert torch.equal(y[part.x.long()], part.y)
+    exact = np.bincount(y, minlength=4) * n / 500
+    assert (abs(np.bincount(part.y, minlength=4) - exact) < 1).all()
