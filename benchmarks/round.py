@@ -44,7 +44,7 @@ from server_app.run_directory import read_history
 from server_app.selection import Greedy, RoundRobinFirst, SelectionView
 from server_app.state import ClientStats, Cumulative
 from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
-from server_app.valuation import CachedUtility, gtg_shapley, gtg_sweeps
+from server_app.valuation import CachedUtility, Utility, gtg_shapley, gtg_sweeps
 
 SETTING = Path(__file__).parents[1] / "experiments" / "mnist.toml"
 MAX_OVERHEAD, MIN_FEWER_EVALUATIONS, MIN_LESS_TIME = 1.10, 8.0, 6.0
@@ -105,22 +105,23 @@ def ours(
     return utility, estimate.values
 
 
-def as_written(server: ServerModel, given: Updates, rng: np.random.Generator) -> int:
-    """Alg. 2 line by line, with the stopping rule of the released code; returns evaluations."""
-    average = ModelAverageUtility(server, given.previous, given.updates, given.weights)
-    m, epsilon, count = len(given.updates), 1e-4, 0
+def as_written(
+    game: Utility, m: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], int]:
+    """Alg. 2 line by line, with the stopping rule of the released code; values and evaluations."""
+    epsilon, count = 1e-4, 0
 
     def utility(members: list[int]) -> float:
         nonlocal count
         count += 1
         row = np.zeros((1, m), dtype=bool)
         row[0, members] = True
-        return float(average(row)[0])
+        return float(game(row)[0])
 
     v0, v_all = utility([]), utility(list(range(m)))
-    if abs(v_all - v0) < epsilon:
-        return count
     values = np.zeros(m)
+    if abs(v_all - v0) < epsilon:
+        return values, count
     means: list[float] = []
     for sweep in gtg_sweeps(m, 50, rng):
         for order in sweep:
@@ -133,7 +134,7 @@ def as_written(server: ServerModel, given: Updates, rng: np.random.Generator) ->
         change = np.abs(np.array(means[-10:]) - means[-1]).mean()
         if len(means) >= 19 and change < 0.01 * abs(means[-1]):
             break
-    return count
+    return values, count
 
 
 def timed(function: Callable[[], object]) -> float:
@@ -186,7 +187,8 @@ def bench(
             for t, given in enumerate(some):
                 rng = partial(rng_for, config.seed, Stream.VALUE, t)
                 started = time.perf_counter()
-                counts["written"] += as_written(server, given, rng())
+                average = ModelAverageUtility(server, given.previous, given.updates, given.weights)
+                counts["written"] += as_written(average, len(given.updates), rng())[1]
                 middle = time.perf_counter()
                 utility, _ = ours(server, given, rng())
                 times["ours"].append(time.perf_counter() - middle)

@@ -9,6 +9,21 @@ if TYPE_CHECKING:
 MAX_EXACT_COHORT = 14
 
 
+def _least_evaluations(config: "RunConfig") -> int:
+    """What the configured valuation needs before it can tell a value of each client."""
+    m, chosen = config.selection.clients_per_round, config.valuation
+    everything: int = 2**m  # the empty coalition, known after the first round, included
+    name: str = chosen.valuation
+    if name == "auto" and chosen.valuation_stop == "released":
+        name = "gtg"
+    if name == "none":
+        return 0
+    if name == "exact":
+        return everything
+    one_pass = 4 * m + 1 if name in ("auto", "kriging") else m * (m - 1) + 2
+    return min(everything, one_pass)
+
+
 def impossible(config: "RunConfig") -> list[str]:
     """Combinations of keys that no run can satisfy, a line each."""
     n, m, found = config.data.num_clients, config.selection.clients_per_round, []
@@ -42,6 +57,12 @@ def impossible(config: "RunConfig") -> list[str]:
         found.append(
             f"valuation = 'exact': needs 2^M evaluations a round, so clients-per-round = {m} "
             f"must be at most {MAX_EXACT_COHORT}; set valuation = 'gtg'"
+        )
+    least, limit = _least_evaluations(config), config.valuation.valuation_max_evaluations
+    if limit and limit < least:
+        found.append(
+            f"valuation-max-evaluations = {limit}: a value for each of clients-per-round = {m} "
+            f"clients needs up to {least}; raise it, or set 0 for no limit"
         )
     if algorithm == "fedprox" and not config.training.proximal_mu:
         found.append(

@@ -131,8 +131,11 @@ class SelectionConfig(_Part):
 class ValuationConfig(_Part):
     """How the updates of a round are valued."""
 
-    valuation: Literal["auto", "gtg", "exact", "tmc", "none"] = Field(
-        "auto", description="`gtg`, `exact`, `tmc`, `none`; `auto`: the algorithm's own"
+    valuation: Literal["auto", "gtg", "exact", "tmc", "kriging", "none"] = Field(
+        "auto",
+        description="`gtg`, `exact`, `tmc`, `kriging`, `none`; `auto`: none where the algorithm "
+        "needs none, else `exact` within the budget (without one: 127 evaluations, M ≤ 7), else "
+        "`kriging`; with `valuation-stop = released` it is `gtg`",
     )
     valuation_epsilon: float = Field(1e-4, ge=0, description="truncation threshold ε, in nats")
     valuation_stop: Literal["sound", "released"] = Field(
@@ -140,6 +143,24 @@ class ValuationConfig(_Part):
     )
     valuation_permutations_per_client: int = Field(
         50, ge=1, description="at most this many permutations per client of the cohort"
+    )
+    valuation_max_evaluations: int = Field(
+        0, ge=0, description="at most this many utility evaluations a round; 0: no limit"
+    )
+    valuation_max_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="begin no more sampling after so many seconds of a round's valuation, once "
+        "each client has a value; 0: no limit; values then depend on the machine",
+    )
+    valuation_examples: int = Field(
+        0,
+        ge=0,
+        description="value on so many validation examples, a fixed part with the classes in their "
+        "proportions; 0: on all",
+    )
+    valuation_memory: int = Field(
+        256, ge=1, description="MiB that the models of many coalitions may take at a time"
     )
 
 
@@ -236,7 +257,10 @@ class RunConfig(_Part):
 
 
 # Where a run is kept and how it is computed: no influence on what it computes.
-_PLACES = ("output-dir", "resume", "device", "data-dir", "download", "round-deadline")
+_PLACES = (
+    *("output-dir", "resume", "device", "data-dir", "download", "round-deadline"),
+    "valuation-memory",
+)
 
 
 def _keys() -> dict[str, tuple[str, Any]]:

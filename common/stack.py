@@ -38,38 +38,51 @@ class ModelStack:
         grouped: whether they are one network of C groups.
         mixable: whether that network's first layer is a linear one. Its output is linear in the
             parameters: that of an average of models is the average of theirs.
+        first_size: how many numbers of a vector are that layer's; they are its first.
         width: the most activations that one example has in a layer with parameters of one model.
     """
 
     def __init__(self, model: nn.Module, input_shape: tuple[int, ...]) -> None:
-        self.model, self.spec, self._input_shape = model.eval(), ParamSpec.of(model), input_shape
+        self.model, self.spec = model.eval(), ParamSpec.of(model)
+        self._given = {1: "flat", 3: "images"}.get(len(input_shape), "examples")
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         chain = list(_flat(model)) if isinstance(model, nn.Sequential) else []
         self._chain = [(name, layer) for name, layer in chain if not isinstance(layer, _NOTHING)]
         self.width = _width(model, input_shape)
         one = self._weights(torch.from_numpy(self.spec.flatten(model))[None])
-        self.grouped = _grouped(self._chain, one, input_shape) is not None
+        self.grouped = _grouped(self._chain, one, self._given, 1) is not None
         kinds = [type(layer) for _, layer in self._chain]
         first = kinds.index(nn.Linear) + 1 if self.grouped else 0
         self.mixable = kinds[:first] in ([nn.Linear], [nn.Flatten, nn.Linear])
-        self._first = first if self.mixable else 0
+        self._first = self._chain[: first * self.mixable]
+        self._rest = self._chain[first * self.mixable :]
+        name = self._first[-1][0] if self.mixable else "none of this name."
+        self.first_size = max((e for n, _, e in self.spec.entries if n.startswith(name)), default=0)
 
-    def bind(self, params: Tensor) -> tuple[Layer, Layer]:
-        """Models (C, D) in two parts: from examples to the first layer's output, and to scores.
+    def first(self, params: Tensor) -> Layer:
+        """The first layer of models (C, D), where `mixable`: examples -> (C, n, features).
 
-        Without `mixable` the first part does nothing. The output of the first layer is
-        (C, n, features), the scores are (C, n, classes). All must be on the model's device.
+        Parameters and examples must be on the model's device, here and in the others.
         """
-        weights = self._weights(params)
-        layers = _grouped(self._chain, weights, self._input_shape) if self.grouped else None
-        if layers is None:
-            return _same, partial(_one_by_one, self.model, weights)
-        return partial(_in_turn, layers[: self._first]), partial(_in_turn, layers[self._first :])
+        return _in_turn(_grouped(self._first, self._weights(params), self._given, len(params)))
 
-    def _weights(self, params: Tensor) -> Weights:
+    def rest(self, params: Tensor) -> Layer:
+        """What follows it: -> scores (C, n, classes), of models (C, D − `first_size`)."""
+        weights = self._weights(params, self.first_size)
+        return _in_turn(_grouped(self._rest, weights, "features", len(params)))
+
+    def whole(self, params: Tensor) -> Layer:
+        """Models (C, D): examples -> scores (C, n, classes)."""
+        weights = self._weights(params)
+        layers = _grouped(self._chain, weights, self._given, len(params)) if self.grouped else None
+        return _in_turn(layers or [partial(_one_by_one, self.model, weights)])
+
+    def _weights(self, params: Tensor, skipped: int = 0) -> Weights:
+        """By name; `params` (C, ·) begins with number `skipped` of the vector."""
         return {
-            name: params[:, start:end].view(len(params), *self._shapes[name])
+            name: params[:, start - skipped : end - skipped].view(len(params), *self._shapes[name])
             for name, start, end in self.spec.entries
+            if start >= skipped
         }
 
 
@@ -77,10 +90,13 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _in_turn(layers: list[Layer], x: Tensor) -> Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
+def _in_turn(layers: list[Layer] | None) -> Layer:
+    def run(x: Tensor) -> Tensor:
+        for layer in layers or ():
+            x = layer(x)
+        return x
+
+    return run
 
 
 def _one_by_one(model: nn.Module, weights: Weights, x: Tensor) -> Tensor:
@@ -117,13 +133,13 @@ def _width(model: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 def _grouped(
-    chain: list[tuple[str, nn.Module]], weights: Weights, input_shape: tuple[int, ...]
+    chain: list[tuple[str, nn.Module]], weights: Weights, given: str, count: int
 ) -> list[Layer] | None:
     """A layer of C groups for each of the chain; None if one is not known, or not in its place."""
-    layers, given = list[Layer](), {1: "flat", 3: "images"}.get(len(input_shape), "examples")
+    layers = list[Layer]()
     for prefix, layer in chain:
         own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-        found = _layer(layer, own, given, len(next(iter(weights.values()))))
+        found = _layer(layer, own, given, count)
         if found is None:
             return None
         layers.append(found[0])

@@ -48,7 +48,8 @@ def aggregate(
     with now.phase("value"):
         average = ModelAverageUtility(model, before.params, stacked, weights)
         whole = model.valued_on is model.val  # then the losses of both models are known
-        utility = CachedUtility(average, empty=-before.val_loss if whole else None)
+        empty = -before.val_loss if whole else None
+        utility = CachedUtility(average, empty, weights, points=stacked)
         estimate = valuation(utility, len(updates), rng) if valuation else NOT_VALUED
         loss = -float(utility(everyone)[0])
         val = Evaluation(loss, average.accuracy) if whole else model.validate(params)

@@ -55,7 +55,16 @@ def main(grid: Grid, context: Context) -> None:
     network = build_model(
         config.training.model, splits.input_shape, splits.num_classes, config.seed
     )
-    model = ServerModel(network, splits.val, splits.test, splits.num_classes, config.device)
+    valuation = config.valuation
+    model = ServerModel(
+        network,
+        splits.val,
+        splits.test,
+        splits.num_classes,
+        config.device,
+        valuation.valuation_examples,
+        valuation.valuation_memory,
+    )
     directory = RunDirectory(config)
     try:
         _train(grid, config, model, directory)

@@ -169,22 +169,23 @@ class ModelAverageUtility:
 
     def _evaluate(self, shares: Floats) -> tuple[Floats, Floats]:
         """Losses (C,) in nats and accuracies (C,) of averages with `shares` (C, M)."""
-        data, count = self._model.valued_on, len(shares)
+        data, stack, count = self._model.valued_on, self._model.stack, len(shares)
         with torch.inference_mode():
             mix = torch.from_numpy(shares).to(self._updates)
-            first, rest = self._model.stack.bind(mix @ self._updates)
             outputs = self._first_outputs if count > 1 else None
+            skipped = 0 if outputs is None else stack.first_size
+            average = mix @ self._updates[:, skipped:]
+            scores = stack.whole(average) if outputs is None else stack.rest(average)
             losses = torch.zeros(count, dtype=torch.float64, device=data.x.device)
             correct = torch.zeros(count, dtype=torch.int64, device=data.x.device)
             step = self._model.rows(count)
             for start in range(0, len(data), step):
                 part = slice(start, start + step)
-                if outputs is None:
-                    mixed = first(data.x[part])
-                else:
+                given = data.x[part]
+                if outputs is not None:
                     mixed = mix @ outputs[:, part].flatten(1)
-                    mixed = mixed.view(count, -1, outputs.shape[2])
-                more, hits = tally(rest(mixed), data.y[part])
+                    given = mixed.view(count, -1, outputs.shape[2])
+                more, hits = tally(scores(given), data.y[part])
                 losses += more
                 correct += hits
             return losses.cpu().numpy() / len(data), correct.cpu().numpy() / len(data)
@@ -195,7 +196,7 @@ class ModelAverageUtility:
         stack, x, count = self._model.stack, self._model.valued_on.x, len(self._updates)
         if not stack.mixable or len(x) * count * stack.width > self._model.memory * _MIB // 4:
             return None
-        first, _ = stack.bind(self._updates)
+        first = stack.first(self._updates)
         step = self._model.rows(count)
         outputs = torch.cat([first(x[i : i + step]) for i in range(0, len(x), step)], dim=1)
         # Of one that overflows, 0 times it would be NaN in every average.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,30 @@ def random_game(num_players: int, seed: int) -> Callable[[Coalitions], NDArray[n
     table = np.random.default_rng(seed).normal(size=2**num_players)
     table[0] = 0
     return lambda s: table[s @ (1 << np.arange(num_players))]
+
+
+def averages(num_players: int, seed: int) -> tuple[Game, NDArray[np.float64], NDArray[np.float64]]:
+    """A smooth loss of weighted averages of points, as in a round; with weights and points.
+
+    The values are summed over all coalitions, for cohorts of up to about 10.
+    """
+    m, rng = num_players, np.random.default_rng(seed)
+    weights, points = rng.uniform(0.5, 2, m), rng.normal(size=(m, 6))
+    probes, target = rng.normal(size=(20, 6)), rng.normal(size=6)
+
+    def utility(s: Coalitions) -> NDArray[np.float64]:
+        share = s * weights / np.maximum(s @ weights, 1e-300)[:, None]
+        margins = (share @ points) @ probes.T * np.sign(probes @ target)
+        return -np.logaddexp(0, -2 * margins).mean(axis=1)
+
+    everything = (np.arange(2**m)[:, None] >> np.arange(m) & 1).astype(bool)
+    sizes, worth = everything.sum(axis=1), utility(everything)
+    chance = np.array([1 / (m * comb(m - 1, s)) for s in range(m)])
+    values = np.empty(m)
+    for k in range(m):
+        without = np.flatnonzero(~everything[:, k])
+        values[k] = chance[sizes[without]] @ (worth[without | 1 << k] - worth[without])
+    return Game(utility, values), weights, points
 
 
 GAMES = {

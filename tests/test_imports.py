@@ -36,6 +36,9 @@ NUMPY_ONLY = {
     "common/seeding.py",
     "server_app/selection.py",
     "server_app/state.py",
+    "server_app/coalitions.py",
+    "server_app/kriging.py",
+    "server_app/permutations.py",
     "server_app/valuation.py",
 }
 STANDARD = sys.stdlib_module_names

@@ -117,7 +117,6 @@ def test_two_processes_give_what_one_gives(tmp_path):
     assert one == two
 
 
-@pytest.mark.deployment
 def test_ray_gives_what_one_process_gives(tmp_path):
     sweep(spec_in(tmp_path / "one", seeds=[0, 1]))
     sweep(spec_in(tmp_path / "ray", seeds=[0, 1]), jobs=2, ray="local")

@@ -1,0 +1,137 @@
+"""What a valuation works with: coalitions, a cached utility, budgets, and the estimate it returns.
+
+A valuation sees neither models nor data. Players are 0..M−1, a coalition is a row of M booleans.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import comb
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import GreedyfedError
+
+Floats = NDArray[np.float64]
+Coalitions = NDArray[np.bool_]
+#: (C, M) coalitions -> (C,) utilities; the empty coalition is the previous global model.
+Utility = Callable[[Coalitions], Floats]
+Ended = Literal["exact", "between", "converged", "cap", "budget", "none"]
+
+
+class UtilityError(GreedyfedError):
+    """A coalition has no usable utility."""
+
+
+@dataclass(frozen=True)
+class ShapleyEstimate:
+    """Values (M,) and their standard errors (M,), with what they cost and why sampling ended.
+
+    `std_error` does not cover the bias of truncation, which is below ε per client. `ended` is
+    `exact`, `between` (the round was truncated), `converged`, `cap` (the permutations or coalitions
+    ran out), `budget` (the evaluations or seconds did) or `none` (nothing was valued).
+    """
+
+    values: Floats
+    std_error: Floats
+    num_permutations: int
+    num_evaluations: int
+    truncated: Literal["none", "between", "within"]
+    ended: Ended
+
+
+#: The values of a round in which nobody asked for any.
+NOT_VALUED = ShapleyEstimate(np.zeros(0), np.zeros(0), 0, 0, "none", "none")
+
+#: (utility, M, generator) -> estimate
+Valuation = Callable[["CachedUtility", int, np.random.Generator], ShapleyEstimate]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a valuation may spend, 0: no limit; its first pass is made whatever it costs."""
+
+    evaluations: int = 0
+    seconds: float = 0.0
+    _started: float = field(default_factory=time.monotonic)
+
+    def start(self) -> "Budget":
+        """The same budget, its seconds counted from now."""
+        return Budget(self.evaluations, self.seconds)
+
+    def allows(self, more: int, spent: int) -> bool:
+        """Whether `more` evaluations may follow the `spent` ones."""
+        if self.seconds and time.monotonic() - self._started >= self.seconds:
+            return False
+        return not self.evaluations or spent + more <= self.evaluations
+
+
+#: No limits.
+UNLIMITED = Budget()
+
+
+class CachedUtility:
+    """A utility that evaluates each coalition once, in whatever order its members are named.
+
+    Coalitions not seen before are evaluated together, in one call.
+
+    Args:
+        utility: the utility to be called.
+        empty: utility of the empty coalition where it is known already (last round's v_M).
+        weights: (M,), what each player counts in a coalition's average; None: all the same.
+        points: (M, D), what is averaged, so that coalitions with close averages have close
+            utilities; None: the players are equally far from one another.
+    """
+
+    def __init__(
+        self,
+        utility: Utility,
+        empty: float | None = None,
+        weights: Floats | None = None,
+        points: NDArray[Any] | None = None,
+    ) -> None:
+        self._utility = utility
+        self.weights, self.points = weights, points
+        self._empty = empty
+        self._known: dict[bytes, float] = {}
+        self.num_evaluations = 0
+
+    def __call__(self, coalitions: Coalitions) -> Floats:
+        """Utilities (C,) of coalitions (C, M).
+
+        Raises:
+            UtilityError: when a utility is NaN or infinite, naming the coalition.
+        """
+        keys = [row.tobytes() for row in np.packbits(coalitions, axis=1)]
+        new = {}
+        for index, key in enumerate(keys):
+            if key not in self._known and key not in new:
+                if self._empty is not None and not coalitions[index].any():
+                    self._known[key] = self._empty
+                else:
+                    new[key] = index
+        if new:
+            values = self._utility(coalitions[list(new.values())])
+            self.num_evaluations += len(new)
+            for (key, index), value in zip(new.items(), values, strict=True):
+                if not np.isfinite(value):
+                    members = np.flatnonzero(coalitions[index]).tolist()
+                    raise UtilityError(f"the utility of the coalition {members} is {value}")
+                self._known[key] = float(value)
+        return np.array([self._known[key] for key in keys])
+
+
+def exact_shapley(utility: CachedUtility, m: int, rng: np.random.Generator) -> ShapleyEstimate:
+    """The exact value from all 2^M coalitions (paper, "Shapley-Value for Client Valuation")."""
+    masks = np.arange(2**m)
+    coalitions = (masks[:, None] >> np.arange(m) & 1).astype(bool)
+    u = utility(coalitions)
+    size = coalitions.sum(axis=1)
+    weight = np.array([1 / (m * comb(m - 1, s)) for s in range(m)])
+    values = np.empty(m)
+    for k in range(m):
+        without = masks[~coalitions[:, k]]
+        values[k] = weight[size[without]] @ (u[without | (1 << k)] - u[without])
+    return ShapleyEstimate(values, np.zeros(m), 0, utility.num_evaluations, "none", "exact")
