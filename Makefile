@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-deploy cluster cluster-down
+.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-sweep bench-valuation bench-deploy cluster cluster-down
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -66,6 +66,16 @@ paper: $(INSTALLED)
 bench: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "call make bench DATA=folder (with MNIST/raw; see README, MNIST)"; exit 2; }
 	$(BIN)/python -m benchmarks.round --data-dir "$(DATA)" --check
+
+# The same for each algorithm and for two jobs: 17 minutes.
+bench-sweep: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "call make bench-sweep DATA=folder (with MNIST/raw)"; exit 2; }
+	$(BIN)/python -m benchmarks.sweep --data-dir "$(DATA)" --check
+
+# Evaluations of coalitions and estimators of Shapley values; docs/performance.md has the figures.
+bench-valuation: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "call make bench-valuation DATA=folder (MNIST/raw, CIFAR-10)"; exit 2; }
+	$(BIN)/python -m benchmarks.valuation --data-dir "$(DATA)" --check
 
 # Seconds of a deployed round by phase, beside Flower's own: 7 minutes.
 bench-deploy: $(INSTALLED)

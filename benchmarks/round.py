@@ -105,9 +105,7 @@ def ours(
     return utility, estimate.values
 
 
-def as_written(
-    game: Utility, m: int, rng: np.random.Generator
-) -> tuple[NDArray[np.float64], int]:
+def as_written(game: Utility, m: int, rng: np.random.Generator) -> tuple[NDArray[np.float64], int]:
     """Alg. 2 line by line, with the stopping rule of the released code; values and evaluations."""
     epsilon, count = 1e-4, 0
 

@@ -1,17 +1,17 @@
 """What a valuation costs, and how far it is from the exact values.
 
-    python -m benchmarks.valuation --data-dir DIR [--quick] [--check] [--threads 1]
+    python -m benchmarks.valuation --data-dir DIR [--quick] [--check] [--threads 1] [--device cpu]
 
 Updates of a real round with M clients: MNIST with the MLP, and CIFAR-10 with the CNN, both with
 5,000 validation images and the released code's label draw. Three tables:
 
 - Seconds of an evaluation: all images in one batch, as the authors' code does it; one model after
-  the other in chunks; and ours, the mean over a whole valuation. The share is that of the rate at
-  which the same core multiplies two matrices of 2,048 × 2,048.
-- Estimators: evaluations of a valuation, and the seconds that these take; cosine distance and rank
-  correlation to the exact values of all 2^M coalitions, medians over seeds. For M = 20 the values
-  are of the game of 200 validation images: of all 2^20 coalitions for the MLP, and for the CNN the
-  mean over antithetic pairs of permutations.
+  the other in chunks; and ours, the mean over a whole GTG valuation, estimator included. The share
+  is that of the rate at which the same core multiplies two matrices of 2,048 × 2,048; where the
+  first layer of averages comes from that of the updates, it can be more than 100 %.
+- Estimators: evaluations, seconds of a whole valuation, and over seeds the medians of the cosine
+  distance and the rank correlation to the exact values of all 2^M coalitions. At M = 20 these are
+  of the game of 200 validation images, and of the MLP only: the CNN would take an hour.
 - A round at M = 20 on CIFAR-10 beside the local training of its clients, and the most memory of a
   process that values 20 updates on 5,000 images.
 """
@@ -19,8 +19,6 @@ Updates of a real round with M clients: MNIST with the MLP, and CIFAR-10 with th
 import os
 import resource
 import statistics
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -30,224 +28,78 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
-from torch import nn
+from rich.table import Table as Printed
 
-from benchmarks.round import Updates, as_written, bare_loop, timed
-from client_app.data import simulated_client
-from common.config import RunConfig, ValuationConfig
-from common.datasets import Dataset, Splits, load_splits
-from common.evaluation import CHUNK, evaluate
+from benchmarks.games import CLIENTS, Game, Table, matrix_rate
+from benchmarks.round import timed
+from common.config import ValuationConfig
+from common.datasets import Dataset
 from common.models import build_model
-from common.params import ParamSpec
-from common.training import local_sgd
 from experiments.cli import main
 from experiments.figures import rank_correlation
-from experiments.settings import check_data
 from server_app.utility import ModelAverageUtility, ServerModel
-from server_app.valuation import (
-    CachedUtility,
-    Utility,
-    Valuation,
-    exact_shapley,
-    gtg_shapley,
-    valuation_from,
-)
+from server_app.valuation import CachedUtility, Valuation, gtg_shapley, valuation_from
 
-CLIENTS = {"mnist": 300, "cifar10": 200}  # as in the paper
-ROUNDS = 3  # the last of which is valued
-COHORTS = 3, 5, 10, 20
-FEW = 200  # validation images of the game at M = 20
+COHORTS, FEW = (3, 5, 10, 20), 200
 MIN_TO_BATCH, MIN_SHARE, MIN_TO_LOOP = 6.0, 0.4, 3.0
 MAX_DISTANCE, MIN_FEWER, MAX_TO_TRAINING, MAX_GIB = 1e-3, 3.0, 3.0, 1.5
-SPEED = (
-    "evaluations",
-    "one batch",
-    "chunks",
-    "ours",
-    "a second",
-    "× batch",
-    "× chunks",
-    "of matmul",
-    "",
-)
-QUALITY = "estimator", "evaluations", "seconds", "cosine distance", "rank", "reference", ""
-PAIRS = 1000  # of permutations, where 2^20 coalitions are too many
-Values = NDArray[np.float64]
-
-
-def cached(valuation: Valuation, game: Utility, m: int, seed: int) -> tuple[Values, int]:
-    """Values and evaluations."""
-    utility = CachedUtility(game)
-    values = valuation(utility, m, np.random.default_rng(seed)).values
-    return values, utility.num_evaluations
-
-
-def written(game: Utility, m: int, seed: int) -> tuple[Values, int]:
-    """Those of Alg. 2 as it is written, without memory."""
-    return as_written(game, m, np.random.default_rng(seed))
-
-
 AUTO = valuation_from(ValuationConfig(), "gtg") or gtg_shapley
-BETTER = "auto"
-ESTIMATORS: dict[str, Callable[[Utility, int, int], tuple[Values, int]]] = {
-    "Alg. 2 as written": written,
-    "gtg, released": partial(cached, partial(gtg_shapley, stop="released")),
-    "gtg": partial(cached, gtg_shapley),
-    BETTER: partial(cached, AUTO),
-}
+RELEASED: Valuation = partial(gtg_shapley, stop="released")
+ESTIMATORS = {"gtg, released stop": RELEASED, "gtg": gtg_shapley, "auto": AUTO}
+SPEED = "evaluations", "one batch", "chunks", "ours", "× batch", "× chunks", "of matmul", ""
+QUALITY = "estimator", "evaluations", "seconds", "1 − cosine", "rank", "fewer", ""
+Line = tuple[list[str], bool | None]  # its cells, and whether it meets its bar, where it has one
 
 
-def cosine_distance(values: Values, exact: Values) -> float:
-    return 1 - float(values @ exact / np.linalg.norm(values) / np.linalg.norm(exact))
+def speed(game: Game, repeats: int) -> Line:
+    """Seconds of an evaluation in three ways, in turn."""
+    batch, loop, ours = list[float](), list[float](), list[float]()
+    count = game.value(RELEASED)
+    for _ in range(repeats):
+        batch.append(timed(partial(game.loop, len(game.splits.val))))
+        loop.append(timed(game.loop))
+        ours.append(timed(partial(game.value, RELEASED)) / count)
+    one, two, three = (statistics.median(seconds) for seconds in (batch, loop, ours))
+    share, met = game.operations() / three / matrix_rate(game.device), None
+    if game.m == 20 and game.config.data.dataset == "cifar10":
+        met = one / three >= MIN_TO_BATCH and share >= MIN_SHARE
+    elif game.m == 20:
+        met = two / three >= MIN_TO_LOOP
+    seconds = f"{one:.4f}", f"{two:.4f}", f"{three:.5f}"
+    return [str(count), *seconds, f"{one / three:.1f}", f"{two / three:.1f}", f"{share:.0%}"], met
 
 
-def matrix_rate(device: str, size: int = 2048) -> float:
-    """Floating-point operations a second of a large matrix product."""
-    a, b = torch.rand(size, size, device=device), torch.rand(size, size, device=device)
-
-    def product() -> None:
-        (a @ b)[0, 0].item()  # waits for a GPU
-
-    return 2 * size**3 / statistics.median(timed(product) for _ in range(9))
-
-
-def antithetic(utility: CachedUtility, m: int, pairs: int, rng: np.random.Generator) -> Values:
-    """Mean marginal contributions over pairs of a permutation and its reverse."""
-    total = np.zeros(m)
-    for _ in range(pairs):
-        order = rng.permutation(m)
-        for one in (order, order[::-1]):
-            prefixes = np.tri(m + 1, m, -1, dtype=bool)[:, np.argsort(one)]
-            total[one] += np.diff(utility(prefixes))
-    return total / (2 * pairs)
-
-
-class Bench:
-    """The updates of a real round of one data set with M clients, and the ways to value them."""
-
-    def __init__(self, dataset: str, m: int, data_dir: str, device: str) -> None:
-        keys = {"dataset": dataset, "data-dir": data_dir, "num-clients": CLIENTS[dataset]}
-        keys |= {"clients-per-round": m, "num-rounds": ROUNDS, "valuation-stop": "released"}
-        keys |= {"partition": "dirichlet-float32", "dirichlet-alpha": 1e-4}
-        self.config = RunConfig.from_flat(keys)
-        check_data(self.config)
-        self.splits: Splits = load_splits(self.config.data, self.config.seed)
-        self.m, self.device = m, device
-        self.given: Updates = bare_loop(self.config)[1][-1]
-
-    def network(self) -> nn.Module:
-        shape, classes = self.splits.input_shape, self.splits.num_classes
-        return build_model("auto", shape, classes, self.config.seed)
-
-    def utility(self, examples: int = 0) -> ModelAverageUtility:
-        val, test, classes = self.splits.val, self.splits.test, self.splits.num_classes
-        server = ServerModel(self.network(), val, test, classes, self.device, examples)
-        return ModelAverageUtility(
-            server, self.given.previous, self.given.updates, self.given.weights
-        )
-
-    def operations(self) -> float:
-        """Floating-point operations of layers with weights, for all validation images."""
-        network, total = self.network(), 0
-
-        def count(layer: nn.Module, given: object, output: torch.Tensor) -> None:
-            nonlocal total
-            total += 2 * output.numel() * next(layer.parameters())[0].numel()
-
-        for layer in network.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                layer.register_forward_hook(count)
-        network(torch.zeros(1, *self.splits.input_shape))
-        return float(total * len(self.splits.val))
-
-    def rates(self, repeats: int) -> tuple[list[str], bool | None]:
-        """Seconds of an evaluation in three ways, in turn; whether ours meets the bars."""
-        plain, val = self.network().to(self.device), self.splits.val.to(self.device)
-        batch, loop, ours = list[float](), list[float](), list[float]()
-        count = 0
-        for _ in range(repeats):
-            batch.append(timed(partial(evaluate, plain, val, len(val))))
-            loop.append(timed(partial(evaluate, plain, val, CHUNK)))
-            started = time.perf_counter()
-            utility = CachedUtility(self.utility(), empty=-self.given.previous_loss)
-            count = AUTO(utility, self.m, np.random.default_rng(0)).num_evaluations
-            ours.append((time.perf_counter() - started) / count)
-        one, two, three = (statistics.median(times) for times in (batch, loop, ours))
-        share = self.operations() / three / matrix_rate(self.device)
-        met = None
-        if self.m == 20 and self.config.data.dataset == "cifar10":
-            met = one / three >= MIN_TO_BATCH and share >= MIN_SHARE
-        elif self.m == 20:
-            met = two / three >= MIN_TO_LOOP
-        figures = [f"{count}", f"{one:.4f}", f"{two:.4f}", f"{three:.4f}", f"{1 / three:.0f}"]
-        return [*figures, f"{one / three:.1f}", f"{two / three:.1f}", f"{share:.0%}"], met
-
-    def exact(self) -> tuple[Utility, Values, str]:
-        """A game of these updates with its exact values, and what they are of."""
-        m, rng = self.m, np.random.default_rng(0)
-        if m <= 10:
-            game = self.utility()
-            return game, exact_shapley(CachedUtility(game), m, rng).values, "exact"
-        game = self.utility(FEW)
-        if self.config.data.dataset == "mnist":
-            return game, exact_shapley(CachedUtility(game), m, rng).values, "exact"
-        reference = antithetic(CachedUtility(game), m, PAIRS, rng)
-        return game, reference, f"{2 * PAIRS} permutations"
-
-    def estimators(
-        self, seeds: int, per_evaluation: float
-    ) -> Iterator[tuple[list[str], bool | None]]:
-        """Of each: evaluations, their seconds, cosine distance and rank correlation."""
-        game, exact, reference = self.exact()
-        known = CachedUtility(game)  # what another estimator or seed asked for
-        of_written = 0.0
-        for name, estimator in ESTIMATORS.items():
-            runs = [estimator(known, self.m, seed) for seed in range(seeds)]
-            count = statistics.median(c for _, c in runs)
-            distance = statistics.median(cosine_distance(v, exact) for v, _ in runs)
-            rank = statistics.median(rank_correlation(v, exact) for v, _ in runs)
-            of_written = of_written or count
-            met = None
-            if name == BETTER and self.m == 20:
-                met = distance <= MAX_DISTANCE and of_written / count >= MIN_FEWER
-            elif name == BETTER and self.m <= 10:
-                met = count <= 2**self.m - 1
-            seconds = f"{count * per_evaluation:.2f}"
-            yield [name, f"{count:.0f}", seconds, f"{distance:.1e}", f"{rank:.3f}", reference], met
-
-    def round(self) -> tuple[float, float]:
-        """Seconds of the local training of the cohort, and of the rest of the round."""
-        config, given = self.config, self.given
-        worker, spec = self.network(), ParamSpec.of(self.network())
-        chosen = [simulated_client(config, k) for k in range(self.m)]
-
-        def train() -> None:
-            for k, me in enumerate(chosen):
-                spec.load(worker, given.previous)
-                rng = np.random.default_rng(k)
-                local_sgd(worker, me.data, config.training, me.local_epochs, rng)
-
-        def value() -> None:
-            utility = CachedUtility(self.utility(), empty=-given.previous_loss)
-            AUTO(utility, self.m, np.random.default_rng(0))
-            evaluate(self.network(), self.splits.test)
-
-        return timed(train), timed(value)
+def quality(game: Game, table: Table, seeds: int) -> list[Line]:
+    """A line for each estimator; seconds are those of valuations on all images."""
+    lines, of_written = list[Line](), 0.0
+    for name, valuation in {"Alg. 2 as written": None, **ESTIMATORS}.items():
+        one = partial(table.valued, valuation) if valuation else table.written
+        runs = [one(seed) for seed in range(seeds)]
+        count = statistics.median(c for _, c in runs)
+        distance = statistics.median(table.distance(values) for values, _ in runs)
+        rank = statistics.median(rank_correlation(values, table.exact) for values, _ in runs)
+        of_written, met = of_written or count, None
+        if name == "auto" and game.m == 20:
+            met = distance <= MAX_DISTANCE and of_written >= MIN_FEWER * count
+        elif name == "auto":
+            met = count <= 2**game.m - 1 and distance <= MAX_DISTANCE
+        seconds = f"{timed(partial(game.value, valuation)):.3f}" if valuation else ""
+        figures = [f"{distance:.1e}", f"{rank:.3f}", f"{of_written / count:.1f} ×"]
+        lines.append(([name, f"{count:.0f}", seconds, *figures], met))
+    return lines
 
 
 def peak_gib(m: int) -> float:
-    """The most memory of this process, when it has valued random updates on 5,000 images."""
+    """The most memory of this process, which values random updates on 5,000 images."""
     torch.set_num_threads(1)
     network, rng = build_model("cnn", (3, 32, 32), 10, 0), np.random.default_rng(0)
     val = Dataset(torch.rand(5000, 3, 32, 32), torch.randint(10, (5000,)))
     server = ServerModel(network, val, val.take(np.arange(1)), 10)
     before = server.spec.flatten(network)
     updates = before + rng.normal(scale=0.01, size=(m, len(before))).astype(np.float32)
-    utility = CachedUtility(ModelAverageUtility(server, before, updates, np.ones(m)))
-    AUTO(utility, m, rng)
+    average = ModelAverageUtility(server, before, updates, np.ones(m))
+    AUTO(CachedUtility(average, None, np.ones(m), updates), m, rng)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -257,7 +109,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def bench(
     data_dir: Annotated[str, typer.Option(help="Folder with MNIST and CIFAR-10.")],
-    quick: Annotated[bool, typer.Option(help="M = 3 and 20 only, fewer repetitions.")] = False,
+    quick: Annotated[bool, typer.Option(help="M = 5 and 20, fewer repetitions.")] = False,
     check: Annotated[bool, typer.Option(help="Exit with 1 when a bar is missed.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Cores and threads.")] = 1,
     device: Annotated[str, typer.Option(help="`cpu` or `cuda`.")] = "cpu",
@@ -266,36 +118,37 @@ def bench(
     torch.set_num_threads(threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads]))
-    repeats, seeds, cohorts = (3, 5, (3, 20)) if quick else (9, 25, COHORTS)
-    title = f"5,000 validation images, {threads} thread, {device}"
-    speed = Table("", "M", *SPEED, title=f"Seconds of an evaluation; {title}")
-    quality = Table("", "M", *QUALITY, title="Estimators, medians over seeds")
-    marks, rest = list[bool | None](), Table("", "", "bar", "", title="A round, and memory")
+    repeats, seeds, cohorts = (3, 5, (5, 20)) if quick else (7, 25, COHORTS)
+    about = f"5,000 validation images, {threads} thread, {device}"
+    rates = Printed("", "M", *SPEED, title=f"Seconds of an evaluation; {about}")
+    values = Printed("", "M", *QUALITY, title=f"Estimators, medians over {seeds} seeds")
+    rest, marks = Printed("", "", "bar", "", title="A round, and memory"), list[bool | None]()
     for dataset, m in product(CLIENTS, cohorts):
-        bench = Bench(dataset, m, data_dir, device)
-        figures, met = bench.rates(repeats)
-        add(speed, marks, [dataset, str(m), *figures], met)
-        if not (quick and dataset == "cifar10"):
-            for row, met in bench.estimators(seeds, float(figures[3])):
-                add(quality, marks, [dataset, str(m), *row], met)
-        if (dataset, m) == ("cifar10", 20):
-            training, others = bench.round()
-            ratio = (training + others) / training
-            texts = ["whole round / local training", f"{ratio:.2f}", f"at most {MAX_TO_TRAINING}"]
-            add(rest, marks, texts, ratio <= MAX_TO_TRAINING)
+        game = Game(dataset, m, data_dir, device)
+        add(rates, marks, [dataset, str(m)], speed(game, repeats))
+        if (dataset, m) != ("cifar10", 20):
+            few = Game(dataset, m, data_dir, device, FEW) if m == 20 else game
+            for line in quality(game, Table(few), seeds):
+                add(values, marks, [dataset, str(m)], line)
+        else:
+            training, valuation = timed(game.train), timed(partial(game.value, AUTO))
+            ratio = (training + valuation) / training
+            texts = [f"{ratio:.2f}", f"at most {MAX_TO_TRAINING}"]
+            met = ratio <= MAX_TO_TRAINING
+            add(rest, marks, ["(training + valuation) / training"], (texts, met))
     with ProcessPoolExecutor(1, get_context("spawn")) as alone:
         peak = alone.submit(peak_gib, 20).result()
-    texts = ["peak memory, CNN, M = 20, GiB", f"{peak:.2f}", f"at most {MAX_GIB}"]
-    add(rest, marks, texts, peak <= MAX_GIB)
-    for table in (speed, quality, rest):
-        Console(width=120).print(table)
+    add(rest, marks, ["peak memory, GiB"], ([f"{peak:.2f}", f"at most {MAX_GIB}"], peak <= MAX_GIB))
+    for table in (rates, values, rest):
+        Console(width=110).print(table)
     if check and False in marks:
         raise typer.Exit(1)
 
 
-def add(table: Table, marks: list[bool | None], texts: list[str], met: bool | None) -> None:
+def add(table: Printed, marks: list[bool | None], first: list[str], line: Line) -> None:
+    texts, met = line
     marks.append(met)
-    table.add_row(*texts, {None: "", True: "met", False: "MISSED"}[met])
+    table.add_row(*first, *texts, {None: "", True: "met", False: "MISSED"}[met])
 
 
 if __name__ == "__main__":
