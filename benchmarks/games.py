@@ -65,13 +65,15 @@ class Game:
         evaluate(self.network().to(self.device), self.splits.val.to(self.device), chunk)
 
     def train(self) -> None:
-        """The local training of M clients."""
+        """The local training of M clients with as many examples as those of the round."""
         worker, spec = self.network(), ParamSpec.of(self.network())
-        for k in range(self.m):
-            me = simulated_client(self.config, k)
+        config, n = self.config, self.config.data.num_clients
+        by_size = {len(me.data): me for me in (simulated_client(config, k) for k in range(n))}
+        for k, size in enumerate(self.given.weights):
+            me = by_size[int(size)]
             spec.load(worker, self.given.previous)
             rng = np.random.default_rng(k)
-            local_sgd(worker, me.data, self.config.training, me.local_epochs, rng)
+            local_sgd(worker, me.data, config.training, me.local_epochs, rng)
 
     def operations(self) -> float:
         """Floating-point operations of an evaluation in layers with weights."""
@@ -94,13 +96,14 @@ class Table:
     def __init__(self, game: Game) -> None:
         self._known, self._m = game.utility(), game.m
         self.exact = exact_shapley(self._known, game.m, np.random.default_rng(0)).values
+        self._empty = float(self._known(np.zeros((1, game.m), dtype=bool))[0])
 
     def written(self, seed: int) -> tuple[Values, int]:
         """Values and evaluations of Alg. 2 as it is written, without memory."""
         return as_written(self._known, self._m, np.random.default_rng(seed))
 
     def valued(self, valuation: Valuation, seed: int) -> tuple[Values, int]:
-        utility = CachedUtility(self._known, None, self._known.weights, self._known.points)
+        utility = CachedUtility(self._known, self._empty, self._known.weights, self._known.points)
         values = valuation(utility, self._m, np.random.default_rng(seed)).values
         return values, utility.num_evaluations
 

@@ -47,7 +47,7 @@ class ModelStack:
         self._given = {1: "flat", 3: "images"}.get(len(input_shape), "examples")
         self._shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         chain = list(_flat(model)) if isinstance(model, nn.Sequential) else []
-        self._chain = [(name, layer) for name, layer in chain if not isinstance(layer, _NOTHING)]
+        self._chain = _pool_first([c for c in chain if not isinstance(c[1], _NOTHING)])
         self.width = _width(model, input_shape)
         one = self._weights(torch.from_numpy(self.spec.flatten(model))[None])
         self.grouped = _grouped(self._chain, one, self._given, 1) is not None
@@ -114,6 +114,15 @@ def _flat(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]
             yield f"{prefix}{name}.", layer
 
 
+def _pool_first(chain: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """ReLU after the max-pooling that follows it: the same numbers, from a quarter of the input."""
+    chain = list(chain)
+    for i in range(len(chain) - 1):
+        if type(chain[i][1]) is nn.ReLU and type(chain[i + 1][1]) is nn.MaxPool2d:
+            chain[i], chain[i + 1] = chain[i + 1], chain[i]
+    return chain
+
+
 def _width(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     sizes = list[int]()
 
@@ -167,6 +176,8 @@ def _layer(layer: nn.Module, own: Weights, given: str, count: int) -> tuple[Laye
         return partial(_batch_norm, layer.eps, {k: v.flatten() for k, v in own.items()}), given
     if isinstance(layer, nn.BatchNorm1d) and given == "features" and layer.track_running_stats:
         return partial(_batch_norm_of_features, layer.eps, own), given
+    if kind is nn.ReLU and of_models:
+        return torch.relu_, given  # nobody else has what a layer gave
     pools = kind in _POOLING and given == "maps" and not getattr(layer, "return_indices", False)
     return (layer, given) if pools or (kind in _ELEMENTWISE and of_models) else None
 

@@ -16,10 +16,10 @@ from common.wire import Task
 from server_app.state import ClientStats, ServerState
 from server_app.valuation import Coalitions, Floats
 
-#: Activations of a layer, in floats, that are computed at a time: 2 MiB, which with what the layer
+#: Activations of a layer, in floats, that are computed at a time: 4 MiB, which with what the layer
 #: is given stay in a core's caches. A GPU has many more cores to keep busy.
-_AT_A_TIME = {"cpu": 2**19, "cuda": 2**27}
-_MIN_ROWS, _MAX_ROWS = 8, 1000
+_AT_A_TIME = {"cpu": 2**20, "cuda": 2**27}
+_MIN_ROWS, _MAX_ROWS = 4, 1000
 _MIB = 2**20
 
 
