@@ -119,7 +119,7 @@ def bench(
     torch.set_num_threads(threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads]))
-    repeats, seeds, cohorts = (3, 5, (5, 20)) if quick else (7, 25, COHORTS)
+    repeats, seeds, cohorts = (3, 5, (5, 20)) if quick else (5, 15, COHORTS)
     about = f"5,000 validation images, {threads} thread, {device}"
     rates = Printed("", "M", *SPEED, title=f"Seconds of an evaluation; {about}")
     values = Printed("", "M", *QUALITY, title=f"Estimators, medians over {seeds} seeds")
