@@ -109,8 +109,7 @@ class Process:
         best = float("-inf")
         for length in LENGTHS:
             for rough in ROUGHNESS:
-                factor = np.linalg.cholesky(_kernel(parts, length, rough))
-                residual = np.linalg.solve(factor, centred)
+                factor, residual = _factorised(_kernel(parts, length, rough), centred, rough)
                 square = max(float(residual @ residual), 1e-300)
                 likelihood = -free / 2 * np.log(square) - float(np.log(np.diag(factor)).sum())
                 if likelihood > best:
@@ -141,6 +140,20 @@ def _kernel(parts: tuple[Floats, Floats, Floats], length: float, rough: float) -
     trend, squared, same = parts
     kernel: Floats = trend + np.exp(squared / (-2 * length**2)) + rough * same
     return kernel
+
+
+def _factorised(kernel: Floats, y: Floats, least: float) -> tuple[Floats, Floats]:
+    """The Cholesky factor L of a kernel whose eigenvalues are at least `least`, and L⁻¹ y.
+
+    L⁻¹ y is the last row of the factor of the kernel that is bordered by y, which spares a solution
+    by a general solver, of twice the cost.
+    """
+    n = len(y)
+    bordered = np.empty((n + 1, n + 1))
+    bordered[:n, :n], bordered[n, :n], bordered[:n, n] = kernel, y, y
+    bordered[n, n] = 2 * float(y @ y) / least + 1  # more than y K⁻¹ y
+    factor: Floats = np.linalg.cholesky(bordered)
+    return factor[:n, :n], factor[n, :n]
 
 
 def first_design(m: int) -> Coalitions:
@@ -176,7 +189,7 @@ def kriging_shapley(
     """Values of a Gaussian process over averages, sampled until its error bars are small.
 
     Starts with `MIN_PER_PLAYER`·M coalitions, all of them where there are no more than these, and
-    adds M at a time. The values sum to v_M − v_0 exactly.
+    adds a quarter of those it has at a time. The values sum to v_M − v_0 exactly.
     """
     budget, everything = budget.start(), 2**m - 1
     if everything <= MIN_PER_PLAYER * m:
@@ -193,13 +206,14 @@ def kriging_shapley(
         if error.max() <= MAX_RELATIVE_ERROR * largest:
             ended = "converged"
             break
-        if len(rows) + m > MAX_PER_PLAYER * m:
+        more = min(len(rows) // 4, MAX_PER_PLAYER * m - len(rows))
+        if more == 0:
             break
-        if not budget.allows(m, utility.num_evaluations):
+        if not budget.allows(more, utility.num_evaluations):
             ended = "budget"
             break
-        if len(rows) + m >= everything:
+        if len(rows) + more >= everything:
             return exact_shapley(utility, m, rng)
-        rows = more_coalitions(rows, m, rng)
+        rows = more_coalitions(rows, more, rng)
     values = (everyone - empty) / m + process.sums(shapley_nodes(m, 1500, 600))
     return ShapleyEstimate(values, error, 0, utility.num_evaluations, "none", ended)
