@@ -31,17 +31,19 @@ def load_cifar10(data_dir: str, download: bool) -> tuple[Part, Part]:
     """Training and held-out images (n, 3, 32, 32) uint8 with classes (n,) int64.
 
     Looks in `data_dir` for torchvision's `cifar-10-batches-py`, then for `cifar10.zip`, then for
-    class folders; `data_dir` may also be the zip file itself.
+    class folders; `data_dir` may also be the zip file itself. Where none is there, `download`
+    fetches torchvision's.
 
     Raises:
         DataError: when none of these is there or an image cannot be read.
     """
     root = Path(data_dir)
-    if download or (root / "cifar-10-batches-py").is_dir():
-        return _torchvision(root, True, download), _torchvision(root, False, download)
-    for candidate in (root, root / "cifar10.zip", root / "cifar10"):
+    batches = (root / "cifar-10-batches-py").is_dir()
+    for candidate in () if batches else (root, root / "cifar10.zip", root / "cifar10"):
         if candidate.is_file() or (candidate / "train").is_dir():
             return _cached(candidate.resolve())
+    if batches or download:
+        return _torchvision(root, True, download), _torchvision(root, False, download)
     raise DataError(
         f"data-dir = {data_dir!r}: holds neither cifar-10-batches-py, nor cifar10.zip, nor class "
         "folders train/<class>/ and test/<class>/; give the right folder, or set download = true"

@@ -102,6 +102,9 @@ class Process:
     Its kernel is trend + exp(−d² / 2ℓ²) + roughness for equal coalitions.
     """
 
+    _factor: Floats
+    _residual: Floats
+
     def __init__(self, geometry: Geometry, rows: Coalitions, utilities: Floats) -> None:
         self._geometry, self._rows = geometry, rows
         parts = geometry.kernels(rows, rows)
@@ -119,8 +122,7 @@ class Process:
 
     def _effects(self, nodes: Nodes) -> Floats:
         kernel = _kernel(self._geometry.kernels(self._rows, nodes.coalitions), *self._at)
-        effects: Floats = np.linalg.solve(self._factor, kernel @ nodes.weights)
-        return effects
+        return np.asarray(np.linalg.solve(self._factor, kernel @ nodes.weights), np.float64)
 
     def sums(self, nodes: Nodes) -> Floats:
         """The weighted sums of utilities, (M,)."""
@@ -152,7 +154,7 @@ def _factorised(kernel: Floats, y: Floats, least: float) -> tuple[Floats, Floats
     bordered = np.empty((n + 1, n + 1))
     bordered[:n, :n], bordered[n, :n], bordered[:n, n] = kernel, y, y
     bordered[n, n] = 2 * float(y @ y) / least + 1  # more than y K⁻¹ y
-    factor: Floats = np.linalg.cholesky(bordered)
+    factor = np.asarray(np.linalg.cholesky(bordered), np.float64)
     return factor[:n, :n], factor[n, :n]
 
 

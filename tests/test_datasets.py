@@ -109,6 +109,15 @@ def test_class_folders_are_decoded_once(make, tmp_path, monkeypatch):
     assert torch.equal(again.train.x, splits.train.x)
 
 
+@pytest.mark.parametrize("make", [as_zip, as_folder])
+def test_images_that_are_there_are_not_fetched(make, tmp_path):
+    """download = true is for what is missing; with it, fetched ones would be 50,000."""
+    make(tmp_path, images())
+    keys = {"dataset": "cifar10", "data_dir": str(tmp_path), "download": True}
+    assert len(load_splits(config(**keys), seed=0).train) == 3
+    assert not (tmp_path / "cifar-10-batches-py").exists()
+
+
 @pytest.mark.parametrize(
     ("members", "words"),
     [
