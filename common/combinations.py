@@ -12,7 +12,8 @@ MAX_EXACT_COHORT = 14
 def _least_evaluations(config: "RunConfig") -> int:
     """What the configured valuation needs before it can tell a value of each client."""
     m, chosen = config.selection.clients_per_round, config.valuation
-    everything: int = 2**m  # the empty coalition, known after the first round, included
+    empty = int(chosen.valuation_examples > 0)  # else its utility is known from the last round
+    everything: int = 2**m - 1 + empty
     name: str = chosen.valuation
     if name == "auto" and chosen.valuation_stop == "released":
         name = "gtg"
@@ -20,8 +21,8 @@ def _least_evaluations(config: "RunConfig") -> int:
         return 0
     if name == "exact":
         return everything
-    one_pass = 4 * m + 1 if name in ("auto", "kriging") else m * (m - 1) + 2
-    return min(everything, one_pass)
+    one_pass = 4 * m if name in ("auto", "kriging") else m * (m - 1) + 1
+    return min(everything, one_pass + empty)
 
 
 def impossible(config: "RunConfig") -> list[str]:
@@ -62,7 +63,7 @@ def impossible(config: "RunConfig") -> list[str]:
     if limit and limit < least:
         found.append(
             f"valuation-max-evaluations = {limit}: a value for each of clients-per-round = {m} "
-            f"clients needs up to {least}; raise it, or set 0 for no limit"
+            f"clients needs {least}; raise it, or set 0 for no limit"
         )
     if algorithm == "fedprox" and not config.training.proximal_mu:
         found.append(

@@ -145,7 +145,10 @@ class ValuationConfig(_Part):
         50, ge=1, description="at most this many permutations per client of the cohort"
     )
     valuation_max_evaluations: int = Field(
-        0, ge=0, description="at most this many utility evaluations a round; 0: no limit"
+        0,
+        ge=0,
+        description="at most this many utility evaluations a round: 4·M or more, M(M − 1) + 1 for "
+        "`gtg` and `tmc`, 2^M − 1 for `exact`; 0: no limit",
     )
     valuation_max_seconds: float = Field(
         0.0,
@@ -257,10 +260,7 @@ class RunConfig(_Part):
 
 
 # Where a run is kept and how it is computed: no influence on what it computes.
-_PLACES = (
-    *("output-dir", "resume", "device", "data-dir", "download", "round-deadline"),
-    "valuation-memory",
-)
+_PLACES = ("output-dir", "resume", "device", "data-dir", "download", "round-deadline")
 
 
 def _keys() -> dict[str, tuple[str, Any]]:

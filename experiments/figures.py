@@ -188,7 +188,8 @@ def draw_selection(runs: list[Run], output: Path) -> None:
     """A panel a run: how often each client trained, the most valuable on top."""
     with pictures(output, 1, len(runs), (4.6, 4.0)) as axes:
         for ax, run in zip(axes.flat, runs, strict=True):
-            parts = np.array_split(run.selected[:, np.argsort(-run.value)], BINS)
+            bins = min(BINS, len(run.selected))
+            parts = np.array_split(run.selected[:, np.argsort(-run.value)], bins)
             counts = np.array([part.mean(axis=0) for part in parts]).T
             edges = (0, len(run.selected), counts.shape[0], 0)
             image = ax.imshow(

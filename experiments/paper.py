@@ -259,10 +259,21 @@ def paper(
     given = {"data-dir": data_dir, "output-dir": output_dir, "num-rounds": rounds}
     plan = Plan({"download": True} | changes_of(change, given), tune_per_cell)
     cells = select(table, dataset, algorithm or [])
+    if out and dry_run:
+        raise ConfigError("--out with --dry-run: the one writes, the other must not; give one")
     if out:
         from experiments.report import write
 
         write(plan, cells, seeds, out)
+        missing = [
+            r for r in unique(r for c in cells for r in plan.tuning(c)) if not is_complete(r)
+        ]
+        if missing:
+            Console(stderr=True).print(
+                f"{len(missing)} runs that choose hyper-parameters are not complete, so that the "
+                "cells of their algorithms are empty; the same command without --out runs them",
+                soft_wrap=True,
+            )
         print(out)
         return
     pairs = list(product(range(seeds), cells))

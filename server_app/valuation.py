@@ -62,7 +62,8 @@ def auto_shapley(
     if abs(v_all - v0) < epsilon:
         zeros = np.zeros(m)
         return ShapleyEstimate(zeros, zeros, 0, utility.num_evaluations, "between", "between")
-    if 2**m - 1 <= (budget.evaluations or MAX_EXACT):
+    everything = utility.num_evaluations + 2**m - 2  # without those two
+    if everything <= budget.evaluations or (not budget.evaluations and 2**m - 1 <= MAX_EXACT):
         return exact_shapley(utility, m, rng)
     return kriging_shapley(utility, m, rng, budget=budget)
 

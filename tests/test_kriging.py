@@ -207,18 +207,30 @@ class TestBudgets:
     @pytest.mark.parametrize(
         ("keys", "least"),
         [
-            ({"valuation": "exact"}, 1024),
-            ({"valuation": "gtg"}, 92),
-            ({"valuation-stop": "released"}, 92),
-            ({}, 41),
-            ({"valuation": "kriging"}, 41),
+            ({"valuation": "exact"}, 1023),
+            ({"valuation": "exact", "valuation-examples": 9}, 1024),
+            ({"valuation": "gtg"}, 91),
+            ({"valuation-stop": "released"}, 91),
+            ({}, 40),
+            ({"valuation": "kriging"}, 40),
         ],
     )
     def test_a_budget_too_small_for_one_pass_is_refused(self, keys, least):
         keys = {"clients-per-round": 10, "num-clients": 20} | keys
         RunConfig.from_flat(keys | {"valuation-max-evaluations": least})
-        with pytest.raises(ConfigError, match=f"needs up to {least}; raise it"):
+        with pytest.raises(ConfigError, match=f"needs {least}; raise it"):
             RunConfig.from_flat(keys | {"valuation-max-evaluations": least - 1})
+
+
+@pytest.mark.parametrize("empty", [0.0, None])
+@pytest.mark.parametrize("evaluations", [254, 255, 256])
+def test_auto_keeps_to_its_budget(empty, evaluations):
+    """Where the empty coalition is not known, it costs one evaluation too."""
+    utility = CachedUtility(random_game(8, 4), empty)
+    budget = Budget(evaluations)
+    result = auto_shapley(utility, 8, np.random.default_rng(0), budget=budget)
+    assert result.num_evaluations <= evaluations
+    assert (result.ended == "exact") == (evaluations >= 255 + (empty is None))
 
 
 def test_truncated_marginals_are_not_kept_as_utilities():
