@@ -52,12 +52,12 @@ def impossible(config: "RunConfig") -> list[str]:
     if algorithm in ("greedyfed", "ucb", "sfedavg") and config.valuation.valuation == "none":
         found.append(
             f"valuation = 'none': algorithm = {algorithm!r} selects by value; "
-            "set valuation = 'gtg' or algorithm = 'fedavg'"
+            "set valuation = 'auto' or algorithm = 'fedavg'"
         )
     if config.valuation.valuation == "exact" and m > MAX_EXACT_COHORT:
         found.append(
             f"valuation = 'exact': needs 2^M evaluations a round, so clients-per-round = {m} "
-            f"must be at most {MAX_EXACT_COHORT}; set valuation = 'gtg'"
+            f"must be at most {MAX_EXACT_COHORT}; set valuation = 'auto'"
         )
     least, limit = _least_evaluations(config), config.valuation.valuation_max_evaluations
     if limit and limit < least:

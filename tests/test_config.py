@@ -37,10 +37,10 @@ BAD = {
         {"num-clients": 1, "clients-per-round": 1},
         "num-clients = 1: a federation has at least 2",
     ),
-    "greedy without values": ({"valuation": "none"}, "selects by value; set valuation = 'gtg'"),
+    "greedy without values": ({"valuation": "none"}, "selects by value; set valuation = 'auto'"),
     "exact of many": (
         {"valuation": "exact", "clients-per-round": 20},
-        "clients-per-round = 20 must be at most 14; set valuation = 'gtg'",
+        "clients-per-round = 20 must be at most 14; set valuation = 'auto'",
     ),
     "no data-dir": ({"dataset": "mnist"}, "data-dir = '': dataset = 'mnist' is read from files"),
     "own without data-dir": (
