@@ -98,7 +98,9 @@ def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDire
     finally:
         directory.save(strategy.state)  # also when a round failed: what was learned is kept
     model.spec.load(model.model, strategy.state.params)
-    directory.write(MODEL, save({k: v.cpu() for k, v in model.model.state_dict().items()}))
+    # Contiguous, as safetensors wants it, whatever order the server computes in.
+    tensors = {k: v.cpu().contiguous() for k, v in model.model.state_dict().items()}
+    directory.write(MODEL, save(tensors))
     summary = json.dumps(_summary(config, directory, strategy), indent=2) + "\n"
     directory.write(SUMMARY, summary.encode())
 

@@ -58,10 +58,11 @@ def test_shapley_values_of_a_round_add_up_to_its_validation_gain(small):
         assert sum(after["shapley"].values()) == pytest.approx(gain, abs=2e-4)
 
 
-def test_the_saved_model_has_the_recorded_accuracy(small):
-    directory = run(small)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "logistic"])
+def test_the_saved_model_has_the_recorded_accuracy(small, name):
+    directory = run(small.with_values(model=name))
     splits = load_splits(small.data, small.seed)
-    model = build_model("auto", splits.input_shape, splits.num_classes, seed=99)
+    model = build_model(name, splits.input_shape, splits.num_classes, seed=99)
     model.load_state_dict(load_file(directory / "model.safetensors"))
     last = history_of(directory)[-1]
     assert evaluate(model, splits.test).accuracy == last["test_accuracy"]
