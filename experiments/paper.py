@@ -1,16 +1,11 @@
-"""`greedyfed paper`: the cells of the paper's four tables, as runs, and what they should give.
+"""`greedyfed paper`: the runs that give the cells of the paper's four tables."""
 
-paper.csv has the 252 published figures, paper.toml the keys of each condition and algorithm.
-"""
-
-import csv
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -18,6 +13,7 @@ from rich.console import Console
 
 from common.config import ConfigError, RunConfig, Scalar
 from common.errors import GreedyfedError
+from experiments.cells import Cell, all_cells, presets, select
 from experiments.parallel import Workers, complete_history, directory, is_complete, run_all
 from experiments.sweep import (
     DryRun,
@@ -32,80 +28,8 @@ from experiments.sweep import (
     report,
 )
 
-_HERE = Path(__file__).parent
 #: Rounds whose mean validation accuracy compares hyper-parameters: one round's is noisy.
 TUNING_ROUNDS = 10
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: test accuracy in % after T rounds, as mean ± std of five seeds.
-
-    `mean` and `std` are the paper's; None in a column that the paper does not have.
-    """
-
-    table: str
-    dataset: str  # of RunConfig
-    condition: str
-    algorithm: str
-    num_clients: int
-    clients_per_round: int
-    rounds: int
-    mean: float | None = None
-    std: float | None = None
-
-
-@lru_cache(maxsize=1)
-def _presets() -> dict[str, Any]:
-    return tomllib.loads((_HERE / "paper.toml").read_text())
-
-
-def key_of(algorithm: str) -> str:
-    """The `algorithm` of a run for a name of the paper's tables."""
-    return str(_presets()["algorithms"][algorithm][0]["algorithm"])
-
-
-@lru_cache(maxsize=1)
-def all_cells() -> tuple[Cell, ...]:
-    """The 252 cells of the paper in its order, and the columns beyond it."""
-    cells = []
-    with open(_HERE / "paper.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            n, m, t = int(row["N"]), int(row["M"]), int(row["T"])
-            figures = float(row["mean"]), float(row["std"])
-            where = row["table"], row["dataset"].lower(), row["condition"], row["algorithm"]
-            cells.append(Cell(*where, n, m, t, *figures))
-    for table, conditions in _presets()["extra"].items():
-        rows = {(c.dataset, c.algorithm): c for c in cells if c.table == table}
-        for condition, cell in product(conditions, rows.values()):
-            where = table, cell.dataset, condition, cell.algorithm
-            cells.append(Cell(*where, cell.num_clients, cell.clients_per_round, cell.rounds))
-    return tuple(cells)
-
-
-def select(table: str | None, dataset: str | None, algorithms: Iterable[str]) -> list[Cell]:
-    """The cells of a table, a data set and some algorithms; None or none: of all.
-
-    Raises:
-        ConfigError: a name that no cell has.
-    """
-    cells = list(all_cells())
-    wanted: list[tuple[str, str | None]] = [("table", table), ("dataset", dataset)]
-    for name, value in wanted:
-        known = list(dict.fromkeys(str(getattr(c, name)) for c in cells))
-        if value is not None and value not in known:
-            raise ConfigError(f"--{name} {value}: unknown; use one of {', '.join(known)}")
-    keys = list(dict.fromkeys(key_of(c.algorithm) for c in cells))
-    for algorithm in algorithms:
-        if algorithm not in keys:
-            raise ConfigError(f"--algorithm {algorithm}: unknown; use one of {', '.join(keys)}")
-    return [
-        c
-        for c in cells
-        if table in (None, c.table)
-        and dataset in (None, c.dataset)
-        and (not list(algorithms) or key_of(c.algorithm) in algorithms)
-    ]
 
 
 @dataclass(frozen=True)
@@ -122,9 +46,9 @@ class Plan:
 
     def candidates(self, cell: Cell, seed: int) -> list[RunConfig]:
         """The runs of a cell, one for each choice of hyper-parameters."""
-        presets = _presets()
-        extra = presets["extra"].get(cell.table, {})
-        condition = presets["conditions"].get(cell.condition, extra.get(cell.condition))
+        known = presets()
+        extra = known["extra"].get(cell.table, {})
+        condition = known["conditions"].get(cell.condition, extra.get(cell.condition))
         keys = {
             "dataset": cell.dataset,
             "num-clients": cell.num_clients,
@@ -132,8 +56,8 @@ class Plan:
             "num-rounds": {"cifar10": 200}.get(cell.dataset, 400),
             "seed": seed,
         }
-        common = presets["base"] | keys | condition
-        groups = presets["algorithms"][cell.algorithm]
+        common = known["base"] | keys | condition
+        groups = known["algorithms"][cell.algorithm]
         return expand({**common, **group, **self.changes} for group in groups)
 
     def tuning(self, cell: Cell) -> list[RunConfig]:
@@ -204,7 +128,7 @@ def core_hours(runs: Iterable[RunConfig]) -> float:
     seconds = 0.0
     for run in runs:
         dataset = "cifar10" if run.data.dataset == "cifar10" else "mnist"
-        table = _presets()["seconds-per-round"][dataset]
+        table = presets()["seconds-per-round"][dataset]
         seconds += run.num_rounds * table.get(run.selection.algorithm, table["fedavg"])
     return seconds / 3600
 

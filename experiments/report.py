@@ -8,8 +8,9 @@ import numpy as np
 
 from common.config import RunConfig
 from common.errors import GreedyfedError
+from experiments.cells import Cell, key_of
 from experiments.figures import PICKS_MEANING, picks
-from experiments.paper import TUNING_ROUNDS, Cell, Plan, key_of
+from experiments.paper import TUNING_ROUNDS, Plan
 from experiments.parallel import directory, is_complete
 from experiments.plots import Curves, plot
 from experiments.tables import (

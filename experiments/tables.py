@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import RunConfig
-from experiments.paper import Cell, Plan
+from experiments.cells import Cell
+from experiments.paper import Plan
 from experiments.parallel import complete_history, is_complete
 
 TITLES = {

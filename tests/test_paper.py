@@ -3,7 +3,8 @@
 import pytest
 
 from common.errors import GreedyfedError
-from experiments.paper import Plan, all_cells, key_of, paper, select
+from experiments.cells import all_cells, key_of, select
+from experiments.paper import Plan, paper
 
 PLAN = Plan({"data-dir": "/data", "output-dir": "/runs"})
 CELLS = all_cells()[:252]

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from common.errors import GreedyfedError
-from experiments.paper import Cell, Plan, all_cells, paper, select
+from experiments.cells import Cell, all_cells, select
+from experiments.paper import Plan, paper
 from experiments.parallel import directory
 from experiments.tables import (
     Figure,
