@@ -123,6 +123,12 @@ class CachedUtility:
         return np.array([self._known[key] for key in keys])
 
 
+def unchanged(utility: CachedUtility, m: int) -> ShapleyEstimate:
+    """The zeros (M,) of a round that changed the loss by less than ε (paper, Alg. 2)."""
+    zeros = np.zeros(m)
+    return ShapleyEstimate(zeros, zeros, 0, utility.num_evaluations, "between", "between")
+
+
 def exact_shapley(utility: CachedUtility, m: int, rng: np.random.Generator) -> ShapleyEstimate:
     """The exact value from all 2^M coalitions (paper, "Shapley-Value for Client Valuation")."""
     masks = np.arange(2**m)

@@ -6,7 +6,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.coalitions import UNLIMITED, Budget, CachedUtility, Ended, Floats, ShapleyEstimate
+from server_app.coalitions import (
+    UNLIMITED,
+    Budget,
+    CachedUtility,
+    Ended,
+    Floats,
+    ShapleyEstimate,
+    unchanged,
+)
 
 Permutations = NDArray[np.int64]
 Stop = Literal["sound", "released"]
@@ -50,8 +58,7 @@ def gtg_shapley(
 
     v0, v_all = utility(np.array([[False] * m, [True] * m]))
     if abs(v_all - v0) < epsilon:
-        zeros = np.zeros(m)
-        return ShapleyEstimate(zeros, zeros, 0, utility.num_evaluations, "between", "between")
+        return unchanged(utility, m)
     sweeps = gtg_sweeps(m, permutations_per_client, rng)
     return _sample(utility, m, sweeps, v0, v_all, epsilon, stop, budget.start())
 

@@ -17,6 +17,7 @@ from server_app.coalitions import (
     UtilityError,
     Valuation,
     exact_shapley,
+    unchanged,
 )
 from server_app.kriging import kriging_shapley
 from server_app.permutations import gtg_shapley, gtg_sweeps, tmc_shapley
@@ -60,8 +61,7 @@ def auto_shapley(
     """
     v0, v_all = utility(np.array([[False] * m, [True] * m]))
     if abs(v_all - v0) < epsilon:
-        zeros = np.zeros(m)
-        return ShapleyEstimate(zeros, zeros, 0, utility.num_evaluations, "between", "between")
+        return unchanged(utility, m)
     everything = utility.num_evaluations + 2**m - 2  # without those two
     if everything <= budget.evaluations or (not budget.evaluations and 2**m - 1 <= MAX_EXACT):
         return exact_shapley(utility, m, rng)
