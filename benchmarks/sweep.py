@@ -123,7 +123,7 @@ def bench(
     check: Annotated[bool, typer.Option(help="Exit with 1 when a bar is missed.")] = False,
 ) -> None:
     """Print the table."""
-    rounds, repeats = (15, 1) if quick else (100, 5)
+    rounds, repeats = (15, 1) if quick else (400, 3)
     keys = read_toml(SETTING) | {"data-dir": data_dir, "num-rounds": rounds}
     config = simulated(RunConfig.from_flat(keys))
     check_data(config)

@@ -22,10 +22,12 @@ from common.wire import (
     ClientUpdate,
     Task,
     decode_params,
+    decode_round,
     decode_task,
     encode_info,
     encode_loss,
     encode_update,
+    params_bytes,
 )
 
 log = logging.getLogger("greedyfed.client")
@@ -64,9 +66,7 @@ def local_loss(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     task = decode_task(message.content)
     config, me = _setup(context, task)
-    model, spec = _model(config, task)
-    params, _ = decode_params(message.content, spec.size)
-    spec.load(model, params)
+    model = _received(config, task, params_bytes(message.content))
     loss = evaluate(model, me.data.to(config.device)).loss
     return Message(encode_loss(loss), reply_to=message)
 
@@ -80,26 +80,25 @@ def train(message: Message, context: Context) -> Message:
     model, spec = _model(config, task)
     if not spec.complete:  # integer buffers start anew each time
         model = copy.deepcopy(model)
-    params, server_round = decode_params(message.content, spec.size)
+    params = decode_params(params_bytes(message.content), spec.size)
     spec.load(model, params)
+    server_round = decode_round(message.content)
     client = client_key(me.info.client_id)
     rng = rng_for(config.seed, Stream.LOCAL_SGD, server_round, client)
     data, epochs = me.data.to(config.device), me.local_epochs
     local_sgd(model, data, config.training, epochs, rng, me.batch_size)
-    noise_rng = (
-        np.random.default_rng()
-        if me.secret_noise
-        else rng_for(config.seed, Stream.NOISE, server_round, client)
-    )
-    clipped = clip_update(spec.flatten(model), params, config.heterogeneity.clip_norm)
-    noisy = add_parameter_noise(clipped, me.noise_sigma, noise_rng)
-    update = ClientUpdate(me.info.client_id, noisy, len(me.data), me.noise_sigma)
+    trained = clip_update(spec.flatten(model), params, config.heterogeneity.clip_norm)
+    if me.noise_sigma:
+        known = rng_for(config.seed, Stream.NOISE, server_round, client)
+        noise_rng = np.random.default_rng() if me.secret_noise else known
+        trained = add_parameter_noise(trained, me.noise_sigma, noise_rng)
+    update = ClientUpdate(me.info.client_id, trained, len(me.data), me.noise_sigma)
     return Message(encode_update(update), reply_to=message)
 
 
 def _setup(context: Context, task: Task) -> tuple[RunConfig, ClientData]:
     count = context.node_config.get("num-partitions", 0)
-    config = _config(tuple(sorted((context.run_config | {"num-clients": count}).items())))
+    config = _config(tuple((context.run_config | {"num-clients": count}).items()))
     return config, my_data(context.node_config, config, task, context.node_id)
 
 
@@ -113,3 +112,18 @@ def _model(config: RunConfig, task: Task) -> tuple[nn.Module, ParamSpec]:
     name, seed = config.training.model, config.seed
     model = build_model(name, task.input_shape, task.num_classes, seed)
     return model.to(config.device), ParamSpec.of(model)
+
+
+@lru_cache(maxsize=1)
+def _received(config: RunConfig, task: Task, sent: bytes) -> nn.Module:
+    """The model that was sent, which a process may be asked about for many clients in turn."""
+    model, spec = _second_model(config, task)
+    spec.load(model, decode_params(sent, spec.size))
+    return model
+
+
+@lru_cache(maxsize=1)
+def _second_model(config: RunConfig, task: Task) -> tuple[nn.Module, ParamSpec]:
+    """One that is not trained."""
+    model, spec = _model(config, task)
+    return copy.deepcopy(model), spec

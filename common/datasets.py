@@ -44,6 +44,8 @@ class Dataset:
         return Dataset(self.x[chosen], self.y[chosen])
 
     def to(self, device: str, order: torch.memory_format = torch.preserve_format) -> "Dataset":
+        if order is torch.preserve_format and self.x.device == torch.device(device):
+            return self
         return Dataset(self.x.to(device, memory_format=order), self.y.to(device))
 
 

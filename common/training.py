@@ -77,7 +77,5 @@ def clip_update(vector: Vector, start: Vector, norm: float) -> Vector:
 
 def add_parameter_noise(vector: Vector, sigma: float, rng: np.random.Generator) -> Vector:
     """The vector (D,) with N(0, σ²) added to every entry (paper, Privacy Heterogeneity)."""
-    if sigma == 0:
-        return vector
     with np.errstate(over="ignore"):  # the server refuses what is not finite
         return vector + (sigma * rng.standard_normal(vector.shape)).astype(np.float32)

@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from common.errors import GreedyfedError
 from common.params import Vector
 
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
 MAX_CLIENT_ID = 100
 NO_ANSWER = "no answer before the deadline"
@@ -72,7 +74,7 @@ def encode_info(info: ClientInfo) -> RecordDict:
 
 def decode_info(content: RecordDict) -> ClientInfo:
     """Raises BadReplyError."""
-    record = content.config_records.get(CLIENT)
+    record = _record(content, CLIENT, ConfigRecord)
     if record is None:
         raise BadReplyError("does not say who it is")
     client_id, count = record.get("client-id"), record.get("num-examples")
@@ -100,7 +102,9 @@ def encode_task(task: Task) -> RecordDict:
 
 
 def decode_task(content: RecordDict) -> Task:
-    record = content.config_records[TASK]
+    record = _record(content, TASK, ConfigRecord)
+    if record is None:
+        raise BadReplyError(f"has no {TASK!r} record")
     shape, classes = record["input-shape"], record["num-classes"]
     if not isinstance(shape, list):
         raise BadReplyError(f"input-shape is {shape!r:.50}, not a list")
@@ -117,13 +121,42 @@ def encode_params(params: Vector, server_round: int, task: Task) -> RecordDict:
 
 def params_record(params: Vector) -> ArrayRecord:
     """One flat array: far fewer objects to transfer than one per layer."""
-    return ArrayRecord({PARAMS: Array(params)})
+    sent = _header(len(params)) + params.tobytes()
+    return ArrayRecord({PARAMS: Array("float32", params.shape, "numpy.ndarray", sent)})
 
 
-def decode_params(content: RecordDict, size: int) -> tuple[Vector, int]:
-    """The request's model (D,) and round; raises BadReplyError when it is not of this model."""
-    server_round = content.config_records[ROUND]["server-round"]
-    return _vector(content, size), _positive(server_round, "server-round")
+def decode_round(content: RecordDict) -> int:
+    """The round of a request to train."""
+    record = _record(content, ROUND, ConfigRecord)
+    return _positive(record and record["server-round"], "server-round")
+
+
+def params_bytes(content: RecordDict) -> bytes:
+    """The model as it was sent; raises BadReplyError when there is none."""
+    arrays = _record(content, PARAMS, ArrayRecord)
+    if arrays is None or PARAMS not in arrays:
+        raise BadReplyError(f"has no {PARAMS!r} array")
+    return arrays[PARAMS].data
+
+
+def decode_params(sent: bytes, size: int) -> Vector:
+    """The vector (D,) of a model with D = `size`; raises BadReplyError when it is none."""
+    header = _header(size)
+    if sent.startswith(header) and len(sent) == len(header) + 4 * size:
+        return np.frombuffer(sent, np.float32, offset=len(header)).copy()
+    # The .npy header inside the bytes decides what numpy would allocate, so it is read first.
+    stream = io.BytesIO(sent)
+    try:
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("not version 1.0")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except ValueError as error:
+        raise BadReplyError(f"{PARAMS!r} is not a .npy array: {error!s:.100}") from error
+    if shape != (size,) or dtype != np.float32:
+        raise BadReplyError(f"parameters are {dtype} {shape}, the model has float32 ({size},)")
+    if len(sent) - stream.tell() != 4 * size:
+        raise BadReplyError(f"parameters have {len(sent) - stream.tell()} bytes, not {4 * size}")
+    return np.frombuffer(sent, np.float32, offset=stream.tell()).copy()
 
 
 def encode_update(update: ClientUpdate) -> RecordDict:
@@ -140,13 +173,13 @@ def decode_update(
         BadReplyError: missing records, wrong shape or dtype, NaN or Inf, a number of examples below
             1 or above `max_examples` (0: no limit).
     """
-    result = content.metric_records.get(RESULT)
+    result = _record(content, RESULT, MetricRecord)
     if result is None:
         raise BadReplyError(f"has no {RESULT!r} record")
     count = _positive(result.get("num-examples"), "num-examples")
     if max_examples and count > max_examples:
         raise BadReplyError(f"claims {count} examples, more than max-examples = {max_examples}")
-    params = _vector(content, size)
+    params = decode_params(params_bytes(content), size)
     if not np.isfinite(params).all():
         raise BadReplyError(
             f"{int((~np.isfinite(params)).sum())} of {size} parameters are NaN or Inf"
@@ -164,7 +197,7 @@ def encode_loss(loss: float) -> RecordDict:
 
 def decode_loss(content: RecordDict) -> float:
     """Raises BadReplyError for anything but a finite loss."""
-    result = content.metric_records.get(RESULT)
+    result = _record(content, RESULT, MetricRecord)
     loss = result.get("loss") if result is not None else None
     if not isinstance(loss, float | int) or not abs(loss) < float("inf"):
         raise BadReplyError(f"loss is {loss!r:.50}, not a finite number")
@@ -194,6 +227,12 @@ def content_of(reply: Message | None) -> RecordDict:
     return reply.content
 
 
+def _record(content: RecordDict, name: str, kind: type[R]) -> R | None:
+    """The record of that name and kind; Flower's own views by kind copy all records each time."""
+    record = content.get(name)
+    return record if isinstance(record, kind) else None
+
+
 def _positive(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadReplyError(f"{name} is {value!r:.50}, not a whole number")
@@ -208,28 +247,3 @@ def _header(size: int) -> bytes:
     stream = io.BytesIO()
     np.save(stream, np.zeros(size, np.float32))
     return stream.getvalue()[: -4 * size]
-
-
-def _vector(content: RecordDict, size: int) -> Vector:
-    arrays = content.array_records.get(PARAMS)
-    if arrays is None or PARAMS not in arrays:
-        raise BadReplyError(f"has no {PARAMS!r} array")
-    array = arrays[PARAMS]
-    header = _header(size)
-    if array.data.startswith(header) and len(array.data) == len(header) + 4 * size:
-        return np.frombuffer(array.data, np.float32, offset=len(header)).copy()
-    # The .npy header inside the bytes decides what numpy would allocate, so it is read first.
-    stream = io.BytesIO(array.data)
-    try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError("not version 1.0")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except ValueError as error:
-        raise BadReplyError(f"{PARAMS!r} is not a .npy array: {error!s:.100}") from error
-    if shape != (size,) or dtype != np.float32:
-        raise BadReplyError(f"parameters are {dtype} {shape}, the model has float32 ({size},)")
-    if len(array.data) - stream.tell() != 4 * size:
-        raise BadReplyError(
-            f"parameters have {len(array.data) - stream.tell()} bytes, not {4 * size}"
-        )
-    return np.frombuffer(array.data, np.float32, offset=stream.tell()).copy()

@@ -1,8 +1,10 @@
 """The same ServerApp and ClientApp in one process: no Ray, no SuperLink, milliseconds a round."""
 
 import copy
+import io
+import pickle
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
@@ -70,11 +72,15 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
+        content = None
         for message in messages:
+            if message.content is not content:  # many are sent the same
+                content = message.content
+                copied = copier(content)
             # As Flower's own grids do, so that the sender can match the reply.
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
             ids.append(message.metadata.message_id)
-            self._replies[ids[-1]] = self._call(message)
+            self._replies[ids[-1]] = self._call(message, copied())
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -86,10 +92,10 @@ class LocalGrid(Grid):
         """Run the clients one after the other; a client in this process cannot be timed out."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _call(self, message: Message) -> Message:
+    def _call(self, message: Message, content: RecordDict) -> Message:
         metadata: Metadata = message.metadata
         request = Message(  # type: ignore[call-overload]  # as Flower's own grids make it
-            copy.deepcopy(message.content), metadata=copy.copy(metadata)
+            content, metadata=copy.copy(metadata)
         )
         context = self._contexts.get(metadata.dst_node_id)
         if context is None:
@@ -112,6 +118,46 @@ class LocalGrid(Grid):
             return Message(Error(CLIENT_RAISED, reason), reply_to=request)
         self._contexts[metadata.dst_node_id] = mine
         return reply
+
+
+class _Pickler(pickle.Pickler):
+    """Sets bytes aside in `shared`."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.shared: list[bytes] = []
+
+    def persistent_id(self, part: object) -> int | None:
+        if not isinstance(part, bytes):
+            return None
+        self.shared.append(part)
+        return len(self.shared) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, pickled: bytes, shared: list[bytes]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._shared = shared
+
+    def persistent_load(self, index: int) -> bytes:
+        return self._shared[index]
+
+
+def copier(content: RecordDict) -> Callable[[], RecordDict]:
+    """Makes deep copies of a content, as it is now, that share nothing but bytes.
+
+    Those nobody can change. It takes a third of the time of copy.deepcopy, which with hundreds of
+    clients asked for a loss in a round is a part of the run.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(content)
+
+    def made() -> RecordDict:
+        copied: RecordDict = _Unpickler(file.getvalue(), pickler.shared).load()
+        return copied
+
+    return made
 
 
 def identify_process() -> None:

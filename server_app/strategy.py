@@ -135,6 +135,7 @@ class SelectiveFedAvg(Strategy):
         """
         now = self._now = Round(self.state.round + 1)
         self._grid = grid
+        self._content = encode_params(self.state.params, now.number, self._model.task)
         with now.phase("select"):
             new, refused = self._registry.refresh(grid, now.number, self._deadline)
             for node, why in refused.items():
@@ -166,16 +167,15 @@ class SelectiveFedAvg(Strategy):
         now.attempts += 1
         if cohort:
             self._event("asked", clients=cohort)
-        content = encode_params(self.state.params, now.number, self._model.task)
         ttl = self._deadline  # a client that comes back later need not train for nothing
-        return [Message(content, nodes[c], MessageType.TRAIN, ttl=ttl) for c in cohort]
+        return [Message(self._content, nodes[c], MessageType.TRAIN, ttl=ttl) for c in cohort]
 
     def _local_losses(self, clients: Indices) -> Floats:
         """The global model's loss at each client (k,), in nats; −inf where there is no answer."""
         now, ids = self._now, [self.state.stats.client_ids[k] for k in clients]
-        content = encode_params(self.state.params, now.number, self._model.task)
         now.num_probed += len(ids)
-        return np.array(self._registry.local_losses(self._grid, ids, content, self._deadline))
+        losses = self._registry.local_losses(self._grid, ids, self._content, self._deadline)
+        return np.array(losses)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
