@@ -1,6 +1,9 @@
 """From coalitions of client updates to utilities, by averaged models on validation data."""
 
-from functools import cached_property
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -21,6 +24,12 @@ from server_app.valuation import Coalitions, Floats
 _AT_A_TIME = {"cpu": 2**20, "cuda": 2**27}
 _MIN_ROWS, _MAX_ROWS = 4, 1000
 _MIB = 2**20
+
+
+def cores() -> int:
+    """Cores for this process: OMP_NUM_THREADS where it is set, as in the processes of a sweep."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return int(os.environ.get("OMP_NUM_THREADS") or allowed or 1)
 
 
 def shares_of(coalitions: Coalitions, weights: Floats) -> Floats:
@@ -121,6 +130,24 @@ class ServerModel:
             fit = min(fit, self._activations // (_MIN_ROWS * self.stack.width))
         return max(1, fit)
 
+    def each(
+        self, work: Callable[[int], tuple[Tensor, ...]], starts: Iterable[int]
+    ) -> list[tuple[Tensor, ...]]:
+        """`work` on each part of the examples, on all cores; in order, so that sums stay the same.
+
+        Cores that share one product of a small model wait for one another longer than they
+        compute; on parts of their own they do not.
+        """
+        with torch.inference_mode():
+            return list(self._pool.map(torch.inference_mode()(work), starts))
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        # A model that is called with others' weights in turn can be called by one thread only.
+        many = self.stack.grouped and self.val.x.device.type == "cpu"
+        one_each = partial(torch.set_num_threads, 1)
+        return ThreadPoolExecutor(cores() if many else 1, "valuation", one_each)
+
     @property
     def _activations(self) -> int:
         floats = _AT_A_TIME.get(self.val.x.device.type, _AT_A_TIME["cpu"])
@@ -176,18 +203,18 @@ class ModelAverageUtility:
             skipped = 0 if outputs is None else stack.first_size
             average = mix @ self._updates[:, skipped:]
             scores = stack.whole(average) if outputs is None else stack.rest(average)
-            losses = torch.zeros(count, dtype=torch.float64, device=data.x.device)
-            correct = torch.zeros(count, dtype=torch.int64, device=data.x.device)
             step = self._model.rows(count)
-            for start in range(0, len(data), step):
-                part = slice(start, start + step)
-                given = data.x[part]
+
+            def part(start: int) -> tuple[Tensor, Tensor]:
+                rows = slice(start, start + step)
+                given = data.x[rows]
                 if outputs is not None:
-                    mixed = mix @ outputs[:, part].flatten(1)
+                    mixed = mix @ outputs[:, rows].flatten(1)
                     given = mixed.view(count, -1, outputs.shape[2])
-                more, hits = tally(scores(given), data.y[part])
-                losses += more
-                correct += hits
+                return tally(scores(given), data.y[rows])
+
+            parts = self._model.each(part, range(0, len(data), step))
+            losses, correct = (torch.stack(sums).sum(dim=0) for sums in zip(*parts, strict=True))
             return losses.cpu().numpy() / len(data), correct.cpu().numpy() / len(data)
 
     @cached_property

@@ -113,6 +113,18 @@ def test_one_coalition_alone_has_the_same_utility():
     np.testing.assert_allclose(together, alone, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "residual"])
+def test_more_cores_change_no_digit(name, monkeypatch):
+    network, val = made((NETWORKS | LOOPED)[name]), examples(2500)
+    before, updates = updates_of(network, 4)
+    coalitions, found = np.array([[1, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1, 1]], dtype=bool), []
+    for cores in "1", "3":
+        monkeypatch.setenv("OMP_NUM_THREADS", cores)
+        server = ServerModel(network, val, val, 10, memory=1)
+        found.append(ModelAverageUtility(server, before, updates, np.ones(4))(coalitions))
+    assert found[0].tolist() == found[1].tolist()
+
+
 def test_vectors_without_images():
     network, val = build_model("logistic", (6,), 10, 0), examples(300, (6,))
     before, updates = updates_of(network, 3)
