@@ -54,7 +54,7 @@ class Game:
         given = self.given
         average = ModelAverageUtility(server, given.previous, given.updates, given.weights)
         empty = None if self._examples else -given.previous_loss
-        return CachedUtility(average, empty, given.weights, given.updates)
+        return average.cached(empty)
 
     def value(self, valuation: Valuation, seed: int = 0) -> int:
         """Make a valuation; returns its evaluations."""

@@ -40,7 +40,6 @@ from experiments.cli import main
 from experiments.figures import rank_correlation
 from server_app.utility import ModelAverageUtility, ServerModel
 from server_app.valuation import (
-    CachedUtility,
     Valuation,
     exact_shapley,
     gtg_shapley,
@@ -107,7 +106,7 @@ def peak_gib(m: int) -> float:
     before = server.spec.flatten(network)
     updates = before + rng.normal(scale=0.01, size=(m, len(before))).astype(np.float32)
     average = ModelAverageUtility(server, before, updates, np.ones(m))
-    AUTO(CachedUtility(average, None, np.ones(m), updates), m, rng)
+    AUTO(average.cached(), m, rng)
     status = Path("/proc/self/status").read_text()  # `ru_maxrss` begins with the parent's
     return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
 

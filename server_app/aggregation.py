@@ -12,7 +12,6 @@ from server_app.state import ServerState
 from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
 from server_app.valuation import (
     NOT_VALUED,
-    CachedUtility,
     ShapleyEstimate,
     UtilityError,
     Valuation,
@@ -49,7 +48,7 @@ def aggregate(
         average = ModelAverageUtility(model, before.params, stacked, weights)
         whole = model.valued_on is model.val  # then the losses of both models are known
         empty = -before.val_loss if whole else None
-        utility = CachedUtility(average, empty, weights, points=stacked)
+        utility = average.cached(empty)
         estimate = valuation(utility, len(updates), rng) if valuation else NOT_VALUED
         loss = -float(utility(everyone)[0])
         val = Evaluation(loss, average.accuracy) if whole else model.validate(params)

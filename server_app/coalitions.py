@@ -6,7 +6,7 @@ A valuation sees neither models nor data. Players are 0..M−1, a coalition is a
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import comb
+from math import ceil, comb
 from typing import Any, Literal
 
 import numpy as np
@@ -83,6 +83,8 @@ class CachedUtility:
         weights: (M,), what each player counts in a coalition's average; None: all the same.
         points: (M, D), what is averaged, so that coalitions with close averages have close
             utilities; None: the players are equally far from one another.
+        part: nearly the same game at a fraction of the cost; None: there is none.
+        cost: of an evaluation; 1 where this is no part of another game.
     """
 
     def __init__(
@@ -91,12 +93,19 @@ class CachedUtility:
         empty: float | None = None,
         weights: Floats | None = None,
         points: NDArray[Any] | None = None,
+        part: "CachedUtility | None" = None,
+        cost: float = 1.0,
     ) -> None:
         self._utility = utility
-        self.weights, self.points = weights, points
+        self.weights, self.points, self.part = weights, points, part
+        self._cost, self._count = cost, 0
         self._empty = empty
         self._known: dict[bytes, float] = {}
-        self.num_evaluations = 0
+
+    @property
+    def num_evaluations(self) -> int:
+        """Coalitions evaluated so far; those of the part count by their cost, rounded up."""
+        return ceil(self._cost * self._count) + (self.part.num_evaluations if self.part else 0)
 
     def __call__(self, coalitions: Coalitions) -> Floats:
         """Utilities (C,) of coalitions (C, M).
@@ -114,7 +123,7 @@ class CachedUtility:
                     new[key] = index
         if new:
             values = self._utility(coalitions[list(new.values())])
-            self.num_evaluations += len(new)
+            self._count += len(new)
             for (key, index), value in zip(new.items(), values, strict=True):
                 if not np.isfinite(value):
                     members = np.flatnonzero(coalitions[index]).tolist()

@@ -6,6 +6,11 @@ fitted to the coalitions evaluated (universal kriging), and the values are the S
 mean: Bayesian quadrature (O'Hagan 1991) of the Shapley sum. The design and the sum by coalition
 size follow stratified samplers (Kolpaczki et al. 2024, SVARM). Given the coalitions and the kernel,
 the values are linear in the utilities.
+
+So they can be the sum of those of two games. Where the utility has a part, a game on few of the
+examples, most coalitions are evaluated in that only, and the first ones in both: a second process
+is fitted to the difference of the games, which is small and smooth (multifidelity Monte Carlo,
+Peherstorfer et al. 2018; co-kriging, Kennedy, O'Hagan 2000).
 """
 
 from functools import lru_cache
@@ -191,20 +196,23 @@ def kriging_shapley(
     """Values of a Gaussian process over averages, sampled until its error bars are small.
 
     Starts with `MIN_PER_PLAYER`·M coalitions, all of them where there are no more than these, and
-    adds a quarter of those it has at a time. The values sum to v_M − v_0 exactly.
+    adds a quarter of those it has at a time. Those beyond the first 2·M + 1 are evaluated in the
+    utility's part where it has one. The values sum to v_M − v_0 exactly.
     """
     budget, everything = budget.start(), 2**m - 1
     if everything <= MIN_PER_PLAYER * m:
         return exact_shapley(utility, m, rng)
     empty, everyone = utility(np.array([[False] * m, [True] * m]))
     geometry, rough_nodes = Geometry(utility, m), shapley_nodes(m, 200, 60)
-    rows = first_design(m)
+    rows, some = first_design(m), utility.part or utility
+    rest = Process(geometry, rows, utility(rows) - some(rows))  # 0 where that is all
+    known = (everyone - empty) / m + rest.sums(rough_nodes)
     rows = more_coalitions(rows, MIN_PER_PLAYER * m - len(rows), rng)
     ended: Ended = "cap"
     while True:
-        process = Process(geometry, rows, utility(rows))
-        error = process.std_error(rough_nodes)
-        largest = np.abs((everyone - empty) / m + process.sums(rough_nodes)).max()
+        process = Process(geometry, rows, some(rows))
+        error = np.hypot(process.std_error(rough_nodes), rest.std_error(rough_nodes))
+        largest = np.abs(known + process.sums(rough_nodes)).max()
         if error.max() <= MAX_RELATIVE_ERROR * largest:
             ended = "converged"
             break
@@ -217,5 +225,6 @@ def kriging_shapley(
         if len(rows) + more >= everything:
             return exact_shapley(utility, m, rng)
         rows = more_coalitions(rows, more, rng)
-    values = (everyone - empty) / m + process.sums(shapley_nodes(m, 1500, 600))
+    nodes = shapley_nodes(m, 1500, 600)
+    values = (everyone - empty) / m + process.sums(nodes) + rest.sums(nodes)
     return ShapleyEstimate(values, error, 0, utility.num_evaluations, "none", ended)

@@ -17,12 +17,15 @@ from common.params import Vector
 from common.stack import ModelStack
 from common.wire import Task
 from server_app.state import ClientStats, ServerState
-from server_app.valuation import Coalitions, Floats
+from server_app.valuation import CachedUtility, Coalitions, Floats
 
 #: Activations of a layer, in floats, that are computed at a time: 4 MiB, which with what the layer
 #: is given stay in a core's caches. A GPU has many more cores to keep busy.
 _AT_A_TIME = {"cpu": 2**20, "cuda": 2**27}
 _MIN_ROWS, _MAX_ROWS = 4, 1000
+#: Examples of the part on which a game is nearly the same, and how many times these there must be
+#: for it to be worth a game of its own.
+PART, MIN_PARTS = 500, 4
 _MIB = 2**20
 
 
@@ -80,9 +83,12 @@ class ServerModel:
             order = torch.channels_last  # convolutions are twice as fast (docs/performance.md)
             self.model.to(memory_format=order)
         self.val, self._test = val.to(device, order), test.to(device, order)
-        self.valued_on = self.val
-        if 0 < valuation_examples < len(val):
+        self.valued_on, n = self.val, len(val)
+        if 0 < valuation_examples < n:
             self.valued_on = val.stratified(valuation_examples).to(device, order)
+            n = valuation_examples
+        large = n >= MIN_PARTS * PART
+        self.part = val.stratified(PART).to(device, order) if large else None
 
     def initial_state(self) -> ServerState:
         """Before the first round: the network as it was given, no clients.
@@ -107,10 +113,10 @@ class ServerModel:
         self.spec.load(self.model, params)
         return evaluate(self.model, self.val, self.rows(1))
 
-    def coalition_loss(self, params: Vector) -> float:
-        """Mean cross-entropy in nats on the examples on which coalitions are evaluated."""
+    def loss(self, params: Vector, data: Dataset) -> float:
+        """Mean cross-entropy in nats on some examples."""
         self.spec.load(self.model, params)
-        return evaluate(self.model, self.valued_on, self.rows(1)).loss
+        return evaluate(self.model, data, self.rows(1)).loss
 
     def test(self, params: Vector) -> Evaluation:
         """Loss and accuracy on the test split, which no decision of the server uses."""
@@ -168,23 +174,40 @@ class ModelAverageUtility:
     Args:
         previous: (D,), the global model that the clients started from.
         updates: (M, D); weights: (M,), the numbers of examples n_k.
+        data: other examples than `ServerModel.valued_on`.
 
     Attributes:
         accuracy: of the average of all updates, NaN until that has been evaluated.
     """
 
     def __init__(
-        self, model: ServerModel, previous: Vector, updates: Vector, weights: NDArray[np.float64]
+        self,
+        model: ServerModel,
+        previous: Vector,
+        updates: Vector,
+        weights: NDArray[np.float64],
+        data: Dataset | None = None,
     ) -> None:
         self._model, self._previous, self._weights = model, previous, weights
+        self._data = model.valued_on if data is None else data
+        self._given = updates
         self._updates = torch.from_numpy(updates).to(model.val.x.device)
         self.accuracy = float("nan")
+
+    def cached(self, empty: float | None = None) -> CachedUtility:
+        """The game that an estimator is given; `empty` is U(∅) where it is known already."""
+        model, weights, points, part = self._model, self._weights, self._given, None
+        if model.part is not None:
+            some = ModelAverageUtility(model, self._previous, points, weights, model.part)
+            cost = len(model.part) / len(self._data)
+            part = CachedUtility(some, None, weights, points, cost=cost)
+        return CachedUtility(self, empty, weights, points, part)
 
     def __call__(self, coalitions: Coalitions) -> Floats:
         utilities = np.empty(len(coalitions))
         empty = ~coalitions.any(axis=1)
         if empty.any():
-            utilities[empty] = -self._model.coalition_loss(self._previous)
+            utilities[empty] = -self._model.loss(self._previous, self._data)
         rows = np.flatnonzero(~empty)
         for start in range(0, len(rows), self._model.block):
             part = rows[start : start + self._model.block]
@@ -196,7 +219,7 @@ class ModelAverageUtility:
 
     def _evaluate(self, shares: Floats) -> tuple[Floats, Floats]:
         """Losses (C,) in nats and accuracies (C,) of averages with `shares` (C, M)."""
-        data, stack, count = self._model.valued_on, self._model.stack, len(shares)
+        data, stack, count = self._data, self._model.stack, len(shares)
         with torch.inference_mode():
             mix = torch.from_numpy(shares).to(self._updates)
             outputs = self._first_outputs if count > 1 else None
@@ -220,7 +243,7 @@ class ModelAverageUtility:
     @cached_property
     def _first_outputs(self) -> Tensor | None:
         """What the first layer of each update gives for every example, (M, n, features)."""
-        stack, x, count = self._model.stack, self._model.valued_on.x, len(self._updates)
+        stack, x, count = self._model.stack, self._data.x, len(self._updates)
         if not stack.mixable or len(x) * count * stack.width > self._model.memory * _MIB // 4:
             return None
         first = stack.first(self._updates)

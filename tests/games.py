@@ -64,14 +64,16 @@ def random_game(num_players: int, seed: int) -> Callable[[Coalitions], NDArray[n
     return lambda s: table[s @ (1 << np.arange(num_players))]
 
 
-def averages(num_players: int, seed: int) -> tuple[Game, NDArray[np.float64], NDArray[np.float64]]:
+def averages(
+    num_players: int, seed: int, examples: int = 20
+) -> tuple[Game, NDArray[np.float64], NDArray[np.float64]]:
     """A smooth loss of weighted averages of points, as in a round; with weights and points.
 
     The values are summed over all coalitions, for cohorts of up to about 10.
     """
     m, rng = num_players, np.random.default_rng(seed)
     weights, points = rng.uniform(0.5, 2, m), rng.normal(size=(m, 6))
-    probes, target = rng.normal(size=(20, 6)), rng.normal(size=6)
+    probes, target = rng.normal(size=(20, 6))[:examples], rng.normal(size=6)
 
     def utility(s: Coalitions) -> NDArray[np.float64]:
         share = s * weights / np.maximum(s @ weights, 1e-300)[:, None]

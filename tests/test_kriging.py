@@ -129,6 +129,42 @@ def test_it_stops_when_the_bars_are_small():
     assert result.num_evaluations <= MAX_PER_PLAYER * 11 + 1
 
 
+def with_part(m: int, seed: int) -> tuple[CachedUtility, CachedUtility, Game]:
+    """A game, and its part on a quarter of the examples."""
+    (game, weights, points), (fewer, _, _) = averages(m, seed), averages(m, seed, examples=5)
+    part = CachedUtility(fewer.utility, None, weights, points, cost=0.25)
+    return CachedUtility(game.utility, None, weights, points, part), part, game
+
+
+def test_a_part_spares_evaluations_and_the_values_are_those_of_the_whole():
+    m, covered = 10, []
+    for seed in range(40):
+        utility, part, game = with_part(m, seed)
+        result = kriging_shapley(utility, m, np.random.default_rng(seed))
+        seen = part.num_evaluations
+        assert result.num_evaluations == utility.num_evaluations == 2 * m + 2 + seen
+        assert seen >= 0.25 * 4 * m  # at least four coalitions a player, each a quarter
+        covered.append(np.abs(result.values - game.values) <= 1.96 * result.std_error)
+        empty, everyone = game.utility(np.array([[False] * m, [True] * m]))
+        assert result.values.sum() == pytest.approx(everyone - empty, abs=1e-6)
+    assert np.mean(covered) >= 0.9
+
+
+def test_without_the_difference_the_part_s_values_are_others():
+    """What the test above shows is not that the two games are the same."""
+    utility, part, game = with_part(10, 0)
+    result = kriging_shapley(utility, 10, np.random.default_rng(0))
+    alone = kriging_shapley(part, 10, np.random.default_rng(0))
+    assert distance(result.values, game.values) < distance(alone.values, game.values) / 10
+
+
+def test_a_part_with_an_unusable_utility_names_the_coalition():
+    utility, _, game = with_part(10, 0)
+    utility.part = CachedUtility(lambda s: np.where(s.sum(axis=1) == 5, np.nan, game.utility(s)))
+    with pytest.raises(UtilityError, match="the utility of the coalition"):
+        kriging_shapley(utility, 10, np.random.default_rng(0))
+
+
 def test_clients_that_sent_the_same_share_alike():
     same, points = np.ones(8), np.ones((8, 3))
     utility = CachedUtility(lambda s: s.any(axis=1).astype(float), 0.0, same, points)

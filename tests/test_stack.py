@@ -171,6 +171,21 @@ def test_coalitions_are_evaluated_on_a_part_of_the_validation_split():
         assert server.val_loss(params) == pytest.approx(evaluate(plain, val).loss, rel=1e-5)
 
 
+def test_a_large_validation_split_has_a_part():
+    network, val = made(NETWORKS["mlp"]), examples(2000)
+    before, updates = updates_of(network, 3)
+    server = ServerModel(network, val, val, 10)
+    assert len(server.part) == 500
+    whole = ModelAverageUtility(server, before, updates, np.ones(3)).cached()
+    row = np.array([[1, 0, 1]], dtype=bool)
+    few = ServerModel(network, val, val, 10, valuation_examples=500)
+    assert few.part is None  # it would be too large a part
+    same = ModelAverageUtility(few, before, updates, np.ones(3))
+    assert whole.part(row).tolist() == same(row).tolist()
+    assert whole.num_evaluations == 1  # a quarter, rounded up
+    assert whole(row) != whole.part(row)
+
+
 @pytest.mark.parametrize("n", [7, 50, 333, 500])
 def test_a_stratified_part_has_the_shares_of_the_classes(n):
     rng = np.random.default_rng(3)
