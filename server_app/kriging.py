@@ -123,7 +123,8 @@ class Process:
                 if likelihood > best:
                     best, self._at = likelihood, (length, rough)
                     self._factor, self._residual = factor, residual
-                    self._variance = square / free
+                    # Of Student's process, which the unknown variance makes of a Gaussian one.
+                    self._variance = square / max(1, free - 2)
 
     def _effects(self, nodes: Nodes) -> Floats:
         kernel = _kernel(self._geometry.kernels(self._rows, nodes.coalitions), *self._at)
