@@ -1,6 +1,5 @@
 """How a run stands, from its directory alone: `greedyfed status`."""
 
-import fcntl
 import json
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 
 from common.config import ConfigError, RunConfig
 from common.errors import GreedyfedError
+from experiments.run_data import find_runs, is_held
 from server_app.privacy import releases, spent_epsilon
 from server_app.run_directory import CONFIG, STATE, SUMMARY, read_events, read_history, read_state
 from server_app.state import ServerState
@@ -31,8 +31,7 @@ def status(path: Path) -> Group:
     """
     if (path / CONFIG).is_file():
         return _run(path)
-    found = [p for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
-    runs = [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime)]
+    runs = find_runs(path)
     if not runs:
         raise StatusError(f"{path}: no run here; give a run directory, or a folder of them")
     table = _table("", "run", "state", "rounds", "validation loss", "test accuracy")
@@ -96,14 +95,7 @@ def _state(path: Path, history: list[dict[str, Any]]) -> str:
             return str(json.loads((path / SUMMARY).read_text())["status"])
         except (OSError, ValueError, KeyError, TypeError):
             return "damaged (summary.json cannot be read; go on with --resume)"
-    try:
-        with open(path / ".lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "running"
-    except OSError:
-        return "unknown"
-    return "stopped"
+    return "running" if is_held(path) else "stopped"
 
 
 def _round(events: list[dict[str, Any]]) -> Table:

@@ -1,0 +1,206 @@
+"""A run as its directory tells it: what the report, the ledger, `watch` and `load_run` rest on.
+
+Nothing is written, and a run may be read while it goes.
+"""
+
+import fcntl
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from common.config import Scalar
+from common.errors import GreedyfedError, one_line
+from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY, read_events
+
+#: What each line of history.jsonl has, and of which type. Later versions may add to it.
+_RECORD: dict[str, type | tuple[type, ...]] = {
+    "round": int,
+    "cohort": list,
+    "shapley": dict,
+    "std_error": dict,
+    "cumulative": dict,
+    "evaluations": int,
+    "valuation_end": str,
+    "val_loss": (float, int),
+    "test_loss": (float, int),
+    "test_accuracy": (float, int),
+    "failures": dict,
+    "seconds": dict,
+    "bytes": dict,
+}
+Record = dict[str, Any]
+
+
+class RunDataError(GreedyfedError):
+    """There is no run to read, or its files cannot be read."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """What a run directory holds.
+
+    Attributes:
+        path: the run directory.
+        run_id: the run's name.
+        state: `complete`, `running` (a process is at it), or `stopped`.
+        config: every key of the configuration, flat.
+        versions: of the packages that computed it.
+        rounds: the lines of history.jsonl, from round 1 on; see `server_app.state.RoundRecord`.
+        events: the lines of events.jsonl, oldest first; old runs have none.
+        summary: summary.json without its clients; None before the run's end.
+        clients: what is known of each client by its id, in the order of their arrival:
+            `num_examples`, and once the run is complete all that summary.json has (`value`,
+            `label_histogram`, `local_epochs`, `noise_sigma`, …); what a client does not tell is
+            missing or None.
+    """
+
+    path: Path
+    run_id: str
+    state: Literal["complete", "running", "stopped"]
+    config: dict[str, Scalar]
+    versions: dict[str, str]
+    rounds: Sequence[Record]
+    events: Sequence[dict[str, Any]]
+    summary: dict[str, Any] | None
+    clients: dict[str, dict[str, Any]]
+
+    @property
+    def num_rounds(self) -> int:
+        """The rounds T that the run is to have."""
+        return int(self.config["num-rounds"])
+
+
+def read_run(path: Path) -> RunData:
+    """Read a run directory, of a complete run, a stopped one, or one that goes on.
+
+    A last line cut short is left out.
+
+    Raises:
+        RunDataError: no run there, a folder of something else, or a damaged file.
+    """
+    about = _config(path)
+    rounds = _rounds(path / HISTORY)
+    summary = _summary(path / SUMMARY)
+    clients = _clients(path / STATE)
+    if summary is not None:
+        known = {c.pop("client_id"): c for c in summary.pop("clients")}
+        clients = known | {c: about for c, about in clients.items() if c not in known}
+    for record in rounds:
+        for client in record["cohort"]:
+            clients.setdefault(client, {})
+    if summary is not None and summary["status"] == "complete":
+        state: Literal["complete", "running", "stopped"] = "complete"
+    else:
+        state = "running" if is_held(path) else "stopped"
+    return RunData(
+        path=path,
+        run_id=about["run-id"],
+        state=state,
+        config=about["config"],
+        versions=about.get("versions", {}),
+        rounds=rounds,
+        events=read_events(path),
+        summary=summary,
+        clients=clients,
+    )
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run directory itself, or those in a folder of runs (one or two levels), oldest first."""
+    if (path / CONFIG).is_file():
+        return [path]
+    found = [p for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
+    return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime)]
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process is at the run: its lock is held."""
+    try:
+        with open(path / ".lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        about: dict[str, Any] = json.loads((path / CONFIG).read_text())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not path.is_dir():
+            what = "a file" if path.exists() else "no such folder"
+            raise RunDataError(f"{path}: {what}; give a run directory") from error
+        inside = len(find_runs(path))
+        hint = f"holds {inside} runs; give one of them" if inside else "give a run directory"
+        raise RunDataError(f"{path}: no run here, it has no {CONFIG}; {hint}") from error
+    except (OSError, ValueError) as error:
+        raise RunDataError(
+            f"{path / CONFIG}: cannot be read: {one_line(error)}; give a run directory that can"
+        ) from error
+    config = about.get("config") if isinstance(about, dict) else None
+    if not isinstance(config, dict) or not isinstance(about.get("run-id"), str):
+        raise RunDataError(f"{path / CONFIG}: is not that of a run; give a run directory")
+    if not {"algorithm", "seed", "num-rounds"} <= config.keys():
+        raise RunDataError(
+            f"{path / CONFIG}: lacks algorithm, seed or num-rounds; give a run of this project"
+        )
+    return about
+
+
+def _rounds(path: Path) -> list[Record]:
+    try:
+        text = path.read_text() if path.exists() else ""
+    except (OSError, ValueError) as error:
+        raise _damaged(path, one_line(error)) from error
+    lines, records = text.splitlines(), list[Record]()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):  # still being written, or cut short by a kill
+                break
+            raise _damaged(path, f"line {number} is no JSON") from error
+        if not isinstance(record, dict):
+            raise _damaged(path, f"line {number} is no round")
+        for key, kind in _RECORD.items():
+            if not isinstance(record.get(key), kind):
+                raise _damaged(path, f"line {number} has no {key} of a round")
+        if record["round"] != number:
+            raise _damaged(path, f"line {number} is round {record['round']}")
+        records.append(record)
+    return records
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    try:
+        summary = json.loads(path.read_text()) if path.exists() else None
+        if summary is not None:
+            _ = summary["status"], [client["client_id"] for client in summary["clients"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, one_line(error)) from error
+    return summary
+
+
+def _clients(path: Path) -> dict[str, dict[str, Any]]:
+    """Client ids and numbers of examples of the checkpoint, without loading its model."""
+    if not path.exists():
+        return {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            ids = json.loads(file.metadata()["about"])["client_ids"]
+            sizes = file.get_tensor("num_examples").tolist()
+        return {c: {"num_examples": n} for c, n in zip(ids, sizes, strict=True)}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, one_line(error)) from error
+
+
+def _damaged(path: Path, why: str) -> RunDataError:
+    return RunDataError(
+        f"{path}: cannot be read: {why}; restore the file, or go on with the run by --resume"
+    )
