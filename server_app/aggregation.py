@@ -12,6 +12,7 @@ from server_app.state import ServerState
 from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
 from server_app.valuation import (
     NOT_VALUED,
+    Floats,
     ShapleyEstimate,
     UtilityError,
     Valuation,
@@ -19,11 +20,16 @@ from server_app.valuation import (
 
 
 class Aggregate(NamedTuple):
-    """The average (D,), its loss and accuracy on the validation split, and the values."""
+    """The average (D,), its loss and accuracy on the validation split, and the values.
+
+    `leave_one_out` (M,) is by how many nats the average's loss is lower than without each client;
+    NaN where the valuation had no need to know.
+    """
 
     params: Vector
     val: Evaluation
     estimate: ShapleyEstimate
+    leave_one_out: Floats
 
 
 def aggregate(
@@ -54,4 +60,5 @@ def aggregate(
         val = Evaluation(loss, average.accuracy) if whole else model.validate(params)
         if not np.isfinite(val.loss):
             raise UtilityError(f"the validation loss of the average is {val.loss}")
-        return Aggregate(params, val, estimate)
+        without = utility.known(~np.eye(len(updates), dtype=bool))
+        return Aggregate(params, val, estimate, -loss - without)

@@ -131,6 +131,11 @@ class CachedUtility:
                 self._known[key] = float(value)
         return np.array([self._known[key] for key in keys])
 
+    def known(self, coalitions: Coalitions) -> Floats:
+        """Utilities (C,) of coalitions (C, M) as far as they were evaluated, else NaN; free."""
+        rows = np.packbits(coalitions, axis=1)
+        return np.array([self._known.get(row.tobytes(), np.nan) for row in rows])
+
 
 def unchanged(utility: CachedUtility, m: int) -> ShapleyEstimate:
     """The zeros (M,) of a round that changed the loss by less than ε (paper, Alg. 2)."""

@@ -21,6 +21,8 @@ class Round:
     failures: dict[str, str] = field(default_factory=dict)
     valued: list[str] = field(default_factory=list)  # the clients of `estimate`, in its order
     estimate: ShapleyEstimate = NOT_VALUED
+    leave_one_out: dict[str, float] = field(default_factory=dict)  # of `valued`, where known
+    gain: float = 0.0  # nats by which the validation loss fell
     after: ServerState | None = None  # the state once the round has been evaluated
     val_accuracy: float = 0.0  # of its model
     seconds: dict[str, float] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class Round:
             shapley=dict(zip(self.valued, self.estimate.values.tolist(), strict=True)),
             std_error=dict(zip(self.valued, self.estimate.std_error.tolist(), strict=True)),
             cumulative={c: value_of[c] for c in self.valued},
+            leave_one_out=self.leave_one_out,
+            gain=self.gain,
             evaluations=self.estimate.num_evaluations,
             valuation_end=self.estimate.ended,
             val_loss=state.val_loss,

@@ -106,6 +106,9 @@ class RoundRecord:
     """One line of history.jsonl: clients by id, losses in nats, accuracy in 0..1, seconds by phase.
 
     `shapley`, `std_error` and `cumulative` hold the clients that were valued in this round.
+    `gain` is by how much the validation loss fell, which is what the values share out.
+    `leave_one_out` is by how much it would have fallen less without a client, all else the same,
+    of those for whom the valuation had to evaluate that coalition.
     """
 
     round: int
@@ -113,6 +116,8 @@ class RoundRecord:
     shapley: dict[str, float]
     std_error: dict[str, float]
     cumulative: dict[str, float]
+    leave_one_out: dict[str, float]
+    gain: float
     evaluations: int
     valuation_end: str
     val_loss: float

@@ -252,6 +252,9 @@ class SelectiveFedAvg(Strategy):
             return self.aggregate_fit(server_round, finite)
         now.estimate, valued = result.estimate, result.estimate.values if self._valuation else None
         now.valued = [u.client_id for u in updates] if self._valuation else []
+        marginal = zip(now.valued, result.leave_one_out.tolist(), strict=False)
+        now.leave_one_out = {client: u for client, u in marginal if np.isfinite(u)}
+        now.gain = self.state.val_loss - result.val.loss
         succeeded = np.array([stats.index(u.client_id) for u in updates], np.int64)
         failed = np.array([stats.index(c) for c in now.failures], np.int64)
         stats = stats.with_round(server_round, succeeded, failed, valued, self._cumulative)

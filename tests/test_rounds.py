@@ -54,8 +54,21 @@ def test_a_run_directory_says_everything(small):
 def test_shapley_values_of_a_round_add_up_to_its_validation_gain(small):
     history = history_of(run(small))
     for before, after in pairwise(history):
-        gain = before["val_loss"] - after["val_loss"]
-        assert sum(after["shapley"].values()) == pytest.approx(gain, abs=2e-4)
+        assert after["gain"] == before["val_loss"] - after["val_loss"]
+    for record in history:
+        assert sum(record["shapley"].values()) == pytest.approx(record["gain"], abs=2e-4)
+
+
+def test_the_loss_without_a_client_is_recorded_where_it_was_evaluated(small):
+    exact = history_of(run(small.with_values(valuation="exact")))
+    for record in exact:
+        without, (a, b) = record["leave_one_out"], record["cohort"]
+        assert without.keys() == {a, b}
+        # Of two clients: half of what it gains alone, half of what it adds to the other.
+        alone = record["gain"] - without[b]
+        assert record["shapley"][a] == pytest.approx((alone + without[a]) / 2, abs=1e-6)
+    none = history_of(run(small.with_values(algorithm="fedavg")))
+    assert {(len(r["leave_one_out"]), r["evaluations"]) for r in none} == {(0, 0)}
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "logistic"])
