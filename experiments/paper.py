@@ -186,7 +186,7 @@ def paper(
     if out and dry_run:
         raise ConfigError("--out with --dry-run: the one writes, the other must not; give one")
     if out:
-        from experiments.report import write
+        from experiments.paper_page import write
 
         write(plan, cells, seeds, out)
         missing = [

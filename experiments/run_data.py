@@ -10,29 +10,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from common.config import Scalar
 from common.errors import GreedyfedError, one_line
 from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY, read_events
 
-#: What each line of history.jsonl has, and of which type. Later versions may add to it.
-_RECORD: dict[str, type | tuple[type, ...]] = {
-    "round": int,
-    "cohort": list,
-    "shapley": dict,
-    "std_error": dict,
-    "cumulative": dict,
-    "evaluations": int,
-    "valuation_end": str,
-    "val_loss": (float, int),
-    "test_loss": (float, int),
-    "test_accuracy": (float, int),
-    "failures": dict,
-    "seconds": dict,
-    "bytes": dict,
-}
 Record = dict[str, Any]
+Figures = dict[str, float]
+
+
+class _Record(BaseModel):
+    """What a line of history.jsonl must have; later versions may add to it, old ones lack some."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    round: int
+    cohort: list[str]
+    shapley: Figures
+    std_error: Figures
+    cumulative: Figures
+    evaluations: int
+    valuation_end: str
+    val_loss: float
+    test_loss: float
+    test_accuracy: float
+    failures: dict[str, str]
+    seconds: Figures
+    bytes: Figures
+    val_accuracy: float = 0.0
+    gain: float = 0.0
+    leave_one_out: Figures = {}
+    class_shapley: dict[str, list[float]] = {}
 
 
 class RunDataError(GreedyfedError):
@@ -166,11 +176,12 @@ def _rounds(path: Path) -> list[Record]:
             if number == len(lines):  # still being written, or cut short by a kill
                 break
             raise _damaged(path, f"line {number} is no JSON") from error
-        if not isinstance(record, dict):
-            raise _damaged(path, f"line {number} is no round")
-        for key, kind in _RECORD.items():
-            if not isinstance(record.get(key), kind):
-                raise _damaged(path, f"line {number} has no {key} of a round")
+        try:
+            _Record.model_validate(record)
+        except ValidationError as error:
+            what = error.errors()[0]
+            where = ".".join(map(str, what["loc"])) or "it"
+            raise _damaged(path, f"line {number}: {where}: {what['msg'].lower()}") from error
         if record["round"] != number:
             raise _damaged(path, f"line {number} is round {record['round']}")
         records.append(record)
@@ -202,5 +213,5 @@ def _clients(path: Path) -> dict[str, dict[str, Any]]:
 
 def _damaged(path: Path, why: str) -> RunDataError:
     return RunDataError(
-        f"{path}: cannot be read: {why}; restore the file, or go on with the run by --resume"
+        f"{path}: cannot be read: {why}; restore the file, or give another run"
     )

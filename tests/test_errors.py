@@ -288,6 +288,19 @@ KINDS: dict[str, dict[str, Provoke]] = {
             *("partition", "--num-clients", "3", "--out", "file"), make=file("file", "")
         ),
         "`greedyfed status` of a folder without runs": command("status", "."),
+        "`greedyfed ledger` of no folder": command("ledger", "nowhere"),
+        "`greedyfed ledger` of a file": command("ledger", "file", make=file("file", "")),
+        "`greedyfed ledger` of a folder without a run": command("ledger", "."),
+        "`greedyfed ledger` of a folder of runs": command("ledger", "runs", make=a_run),
+        "`greedyfed ledger` of another program's folder": command(
+            "ledger", ".", make=file("config.json", '{"lr": 0.1}')
+        ),
+        "`greedyfed ledger` of a history with a damaged line": command(
+            "ledger", DIRECTORY, make=damaged("history.jsonl", b"junk\n{}\n")
+        ),
+        "`greedyfed ledger` of a history of something else": command(
+            "ledger", DIRECTORY, make=damaged("history.jsonl", b'{"round": 1}\n')
+        ),
         "`python -m experiments.plots` of a folder without runs": command(*PLOT, app=plots),
         "`python -m experiments.plots` of a damaged run": command(
             *PLOT, app=plots, make=damaged("config.json", b"junk")
