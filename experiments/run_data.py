@@ -212,6 +212,4 @@ def _clients(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _damaged(path: Path, why: str) -> RunDataError:
-    return RunDataError(
-        f"{path}: cannot be read: {why}; restore the file, or give another run"
-    )
+    return RunDataError(f"{path}: cannot be read: {why}; restore the file, or give another run")

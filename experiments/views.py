@@ -10,6 +10,11 @@ import typer
 Run = Annotated[Path, typer.Argument(help="A run directory.", readable=False)]
 
 
+Runs = Annotated[
+    list[Path], typer.Argument(help="Run directories, or folders of them.", readable=False)
+]
+
+
 class Form(StrEnum):
     CSV = "csv"
     JSON = "json"
@@ -29,3 +34,16 @@ def ledger(
     print(FORMATS[form](account), end="")
     if form is Form.CSV:  # a table has no place for them
         print(*sentences(account), file=sys.stderr)
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Page to write.", readable=False)] = Path(
+        "report.html"
+    ),
+) -> None:
+    """One self-contained page: what runs learned, who contributed, what it cost."""
+    from experiments.report import read_runs, write_report
+
+    write_report(read_runs(runs), out)
+    print(out)

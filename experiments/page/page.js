@@ -1,0 +1,296 @@
+"use strict";
+// The page's text and tables, theme and updates. charts.js draws the figures.
+// Client ids, reasons and values come from others: they are only ever set as text.
+
+const live = document.documentElement.hasAttribute("data-live");
+const ui = { run: 0, picked: null, modes: {}, hidden: {} };
+let data = JSON.parse(document.getElementById("data").textContent);
+const run = () => data.runs[Math.min(ui.run, data.runs.length - 1)];
+const byId = (id) => document.getElementById(id);
+
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+function number(x, digits = 4) {
+  if (x === null || x === undefined) return "–";
+  if (Number.isInteger(x)) return String(x).replace("-", "−");
+  const text = x !== 0 && Math.abs(x) < 1e-4 ? x.toExponential(1) : String(Number(x.toPrecision(digits)));
+  return text.replace("-", "−").replace("e−", "e−").replace("e-", "e−");
+}
+const percent = (x) => (x === null || x === undefined ? "–" : `${number(100 * x, 3)} %`);
+
+// ---- tables ------------------------------------------------------------------------------------
+
+// columns: {key, label, title, text(row), error, num, cell(row)}; rows: objects. Cells keep the
+// value with all its digits in data-value and in their tooltip.
+class Table {
+  constructor(host, { title, columns, rows, sort = null, limit = 20, wide = false, level = "h3", more = [] }) {
+    Object.assign(this, { columns, rows, sort, limit, wanted: "", all: false });
+    this.body = el("tbody");
+    this.heads = new Map();
+    const heads = columns.map((column) => {
+      const button = el("button", { type: "button", title: column.title, onclick: () => this.sortBy(column) }, column.label);
+      const head = el("th", { scope: "col", class: column.num ? "num" : null, "aria-sort": "none" }, button);
+      this.heads.set(column.key, head);
+      return head;
+    });
+    const table = el("table", { class: wide ? "wide" : null, "aria-label": title }, el("thead", {}, el("tr", {}, ...heads)), this.body);
+    this.more = el("button", { type: "button", class: "more", onclick: () => { this.all = !this.all; this.draw(); } });
+    this.find = el("input", { type: "search", oninput: () => { this.wanted = this.find.value.toLowerCase(); this.draw(); } });
+    this.search = el("label", {}, "Find ", this.find);
+    host.replaceChildren(
+      el("div", { class: "head" }, el(level, {}, title), this.search, ...more),
+      el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${title}, table` }, table),
+      this.more,
+    );
+    this.draw();
+  }
+  update(rows) {
+    const focus = document.activeElement?.dataset?.key;
+    this.rows = rows;
+    this.draw();
+    if (focus) this.body.querySelector(`[data-key="${CSS.escape(focus)}"]`)?.focus();
+  }
+  sortBy(column) {
+    const down = this.sort?.key === column.key ? !this.sort.down : Boolean(column.num);
+    this.sort = { key: column.key, down };
+    this.draw();
+  }
+  draw() {
+    const { sort } = this;
+    let rows = this.wanted ? this.rows.filter((row) => this.columns.some((c) => String(row[c.key] ?? "").toLowerCase().includes(this.wanted))) : [...this.rows];
+    if (sort) {
+      const missing = (x) => x === null || x === undefined;
+      rows.sort((a, b) => {
+        const [x, y] = [a[sort.key], b[sort.key]];
+        if (missing(x) || missing(y)) return missing(x) - missing(y);
+        const order = typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), undefined, { numeric: true });
+        return sort.down ? -order : order;
+      });
+    }
+    for (const [key, head] of this.heads) head.setAttribute("aria-sort", sort?.key === key ? (sort.down ? "descending" : "ascending") : "none");
+    const count = rows.length;
+    if (!this.all) rows = rows.slice(0, this.limit);
+    this.body.replaceChildren(...rows.map((row) => el("tr", {}, ...this.columns.map((column) => this.cell(column, row)))));
+    this.search.hidden = this.rows.length <= this.limit;
+    this.more.hidden = count <= this.limit;
+    this.more.textContent = this.all ? `Show the first ${this.limit}` : `Show all ${count}`;
+  }
+  cell(column, row) {
+    const value = row[column.key], error = column.error ? row[column.error] : null;
+    const full = value === null || value === undefined ? "" : String(value);
+    const attributes = { class: column.num ? "num" : null, "data-column": column.key, "data-value": full };
+    if (column.num && full) attributes.title = error === null ? full : `${full} ± ${error}`;
+    if (column.cell) return el("td", attributes, column.cell(row));
+    const text = column.text ? column.text(value) : column.num ? number(value) : full || "–";
+    const parts = column.part && typeof value === "number" ? [bar(column.part(value), value < 0)] : [];
+    return el("td", attributes, ...parts, text, error ? el("span", { class: "pm" }, ` ± ${number(error, 2)}`) : null);
+  }
+}
+
+function bar(share, minus) {
+  const of = el("span", { class: minus ? "of minus" : "of", "aria-hidden": "true" });
+  of.style.width = `${Math.max(1, Math.round(48 * share))}px`;
+  return of;
+}
+
+// ---- sections ----------------------------------------------------------------------------------
+
+const SHOWN = ["examples", "sum", "credit", "share", "mean", "latest", "cumulative", "asked", "answered", "failed", "left_out", "frequency", "marginal", "loss_without"];
+const LABELS = { left_out: "left out", frequency: "selected", loss_without: "loss without", epochs: "epochs E", noise: "noise σ", largest_class: "largest class" };
+const ERRORS = { sum: "sum_se", mean: "mean_se", latest: "latest_se" };
+const PERCENT = new Set(["credit", "share", "frequency", "largest_class"]);
+const ABOUT = { epochs: "local epochs: fewer than the others' where it straggles", noise: "noise level that it adds to its update", largest_class: "share of its commonest class among its examples" };
+
+function ledgerTable(host) {
+  const { clients } = run();
+  const known = (key) => clients.some((c) => c[key] !== null && c[key] !== undefined);
+  const largest = Math.max(...clients.map((c) => Math.abs(c.sum ?? 0)), 1e-300);
+  const columns = [{ key: "client", label: "client", title: "Show or hide this client in the chart of values", cell: clientButton }];
+  for (const key of [...SHOWN, ...Object.keys(ABOUT)].filter(known)) {
+    columns.push({
+      key, num: true, label: LABELS[key] ?? key, title: data.columns[key] ?? ABOUT[key], error: ERRORS[key],
+      text: PERCENT.has(key) ? percent : null, part: key === "sum" ? (x) => Math.abs(x) / largest : null,
+    });
+  }
+  const save = ["csv", "json"].map((form) => el("button", { type: "button", onclick: () => download(form) }, `Save ${form.toUpperCase()}`));
+  const table = new Table(host, { title: "Contribution ledger", columns, rows: clients, wide: true, more: save });
+  const terms = Object.entries({ ...data.columns, ...ABOUT }).flatMap(([key, text]) => [el("dt", {}, LABELS[key] ?? key), el("dd", {}, text)]);
+  host.append(el("details", {}, el("summary", {}, "What the columns mean"), el("dl", {}, ...terms)));
+  return table;
+}
+
+function clientButton(row) {
+  const picked = row.valued > 0 && picks().includes(row.client);
+  const button = el("button", {
+    type: "button", class: "name", title: row.client, "data-key": row.client, disabled: row.valued ? null : "",
+    "aria-pressed": row.valued ? String(picked) : null, onclick: () => pick(row.client),
+  }, row.client);
+  if (picked) button.style.setProperty("--c", `var(--s${(picks().indexOf(row.client) % 8) + 1})`);
+  return button;
+}
+
+// The clients whose values are drawn by round: at first the five with the largest sum, and the last.
+function picks() {
+  if (ui.picked?.run !== run().id) {
+    const valued = run().clients.filter((c) => c.valued).map((c) => c.client);
+    ui.picked = { run: run().id, clients: null, first: valued.length > 6 ? [...valued.slice(0, 5), valued.at(-1)] : valued };
+  }
+  return ui.picked.clients ?? ui.picked.first;
+}
+
+function pick(client) {
+  const now = picks();
+  ui.picked.clients = now.includes(client) ? now.filter((c) => c !== client) : [...now, client];
+  tables.ledger.update(run().clients);
+  drawCharts();
+}
+
+function download(form) {
+  const names = Object.keys(data.columns), { clients } = run();
+  const quote = (x) => {
+    const text = x === null || x === undefined ? "" : String(x).replace(/^(?=[=+\-@\t\r])/, typeof x === "number" ? "" : "'");
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const text = form === "csv"
+    ? [names.join(","), ...clients.map((c) => names.map((n) => quote(c[n])).join(","))].join("\n") + "\n"
+    : JSON.stringify({ run: run().id, state: run().state, columns: data.columns, clients: clients.map((c) => Object.fromEntries(names.map((n) => [n, c[n]]))) }, null, 2);
+  const link = el("a", { download: `${run().id}-ledger.${form}`, href: URL.createObjectURL(new Blob([text])) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function comparisonTable(host) {
+  const last = (curve) => curve.mean.length - 1;
+  const rows = data.groups.map((group) => ({
+    label: group.label, seeds: group.runs.length, rounds: last(group.test_accuracy) + 1,
+    ...Object.fromEntries(["test_accuracy", "test_loss", "val_loss"].flatMap((key) => [[key, group[key].mean.at(-1)], [`${key}_std`, group[key].std.at(-1)]])),
+    seconds: mean(group.runs.map((i) => mean(perRound(data.runs[i].seconds)))),
+    bytes: mean(group.runs.map((i) => mean(perRound(data.runs[i].bytes)))),
+    evaluations: mean(group.runs.map((i) => mean(data.runs[i].rounds.evaluations))),
+  }));
+  const figure = (key, label, title, error) => ({ key, label, title, error, num: true });
+  return new Table(host, {
+    title: "Runs compared", rows, limit: 30, sort: { key: "test_accuracy", down: true },
+    columns: [
+      { key: "label", label: "runs", title: "what differs in their configuration" },
+      figure("seeds", "seeds", "runs of the group"), figure("rounds", "rounds", "rounds so far"),
+      figure("test_accuracy", "test accuracy", "mean ± standard deviation over seeds, last round", "test_accuracy_std"),
+      figure("test_loss", "test loss", "mean ± standard deviation over seeds, nats", "test_loss_std"),
+      figure("val_loss", "validation loss", "mean ± standard deviation over seeds, nats", "val_loss_std"),
+      figure("seconds", "seconds a round", "mean"), figure("bytes", "bytes a round", "mean, down and up"),
+      figure("evaluations", "evaluations a round", "mean number of coalitions evaluated"),
+    ],
+  });
+}
+const mean = (xs) => (xs.length ? xs.reduce((a, b) => a + b, 0) / xs.length : null);
+const perRound = (phases) => { const all = Object.values(phases); return (all[0] ?? []).map((_, t) => all.reduce((sum, phase) => sum + phase[t], 0)); };
+
+function failureTables() {
+  const { failures, refused } = run();
+  const list = (host, title, who, rows, none) => {
+    if (!rows.length) return host.replaceChildren(el("p", { class: "note" }, none));
+    new Table(host, {
+      title, sort: { key: "round", down: true },
+      columns: [{ key: "round", label: "round", num: true }, { key: "who", label: who }, { key: "why", label: "reason" }],
+      rows: rows.map(([round, name, why]) => ({ round, who: name, why })),
+    });
+  };
+  list(byId("failed"), "Requests that failed", "client", failures, "No client failed.");
+  list(byId("refused"), "Nodes that were refused", "node", refused, "No node was refused.");
+}
+
+function settingsTables() {
+  const pairs = (title, object) => {
+    const host = el("div", { class: "card" });
+    new Table(host, { title, limit: 60, columns: [{ key: "key", label: "key" }, { key: "value", label: "value" }], rows: Object.entries(object).map(([key, value]) => ({ key, value: value === "" ? "(empty)" : String(value) })) });
+    return host;
+  };
+  byId("settings").replaceChildren(pairs("Configuration", run().config), pairs("Versions", run().versions));
+}
+
+const QUESTIONS = { helped: "Which clients helped?", known: "How do we know?", cost: "What did it cost?" };
+const tables = {};
+
+function show() {
+  const now = run(), many = data.runs.length > 1;
+  document.title = `${many ? `${data.runs.length} runs` : now.id} · GreedyFed`;
+  byId("title").textContent = many ? `${data.groups.length > 1 ? data.groups.map((g) => g.label).join(" · ") : now.label.replace(/, seed .*/, "")}` : now.label;
+  byId("state").replaceChildren(el("span", { class: `badge ${now.state}` }, now.state), ` ${now.label === byId("title").textContent ? "" : `${now.label}, `}`, el("code", {}, now.id));
+  byId("figures").replaceChildren(...now.figures.map((f) => el("div", {}, el("dt", {}, f.label), el("dd", {}, f.value), el("dd", {}, f.note))));
+  byId("answers").replaceChildren(...Object.entries(QUESTIONS).map(([key, question]) => el("article", {}, el("h2", {}, question), ...now.answers[key].map((text) => el("p", {}, text)))));
+  byId("choice").hidden = !many;
+  const options = data.runs.map((r, i) => el("option", { value: i }, r.label));
+  byId("run").replaceChildren(...options);
+  byId("run").value = ui.run;
+  byId("comparison").hidden = !many;
+  if (many && !tables.comparison) tables.comparison = comparisonTable(byId("comparison"));
+  if (tables.ledger?.run === now.id && !tables.ledger.stale(now)) tables.ledger.table.update(now.clients);
+  else tables.ledger = ledger(now);
+  const state = JSON.stringify([now.id, now.failures.length, now.refused.length]);
+  if (state !== tables.state) {
+    tables.state = state;
+    failureTables();
+    settingsTables();
+  }
+  byId("made").textContent = `Made ${data.made} by greedyfed ${now.versions.greedyfed ?? ""} from ${many ? `${data.runs.length} run directories` : "one run directory"}. All figures are those of history.jsonl; losses and values are in nats.`;
+}
+
+function ledger(now) {
+  const table = ledgerTable(byId("ledger"));
+  const columns = (r) => SHOWN.concat(Object.keys(ABOUT)).filter((key) => r.clients.some((c) => c[key] !== null && c[key] !== undefined)).join();
+  const made = columns(now);
+  return { run: now.id, table, stale: (r) => columns(r) !== made, update: (rows) => table.update(rows) };
+}
+
+// ---- theme, navigation, updates ----------------------------------------------------------------
+
+const THEMES = ["auto", "light", "dark"];
+const system = matchMedia("(prefers-color-scheme: dark)");
+let theme = "auto";
+try { theme = localStorage.getItem("greedyfed-theme") ?? "auto"; } catch { /* a file without storage */ }
+
+function setTheme(name) {
+  theme = THEMES.includes(name) ? name : "auto";
+  document.documentElement.dataset.theme = theme === "auto" ? (system.matches ? "dark" : "light") : theme;
+  byId("theme").textContent = `Theme: ${theme}`;
+  try { localStorage.setItem("greedyfed-theme", theme); } catch { /* as above */ }
+  if (window.drawCharts) drawCharts();
+}
+byId("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3]));
+system.addEventListener("change", () => setTheme(theme));
+byId("run").addEventListener("change", (event) => { ui.run = Number(event.target.value); show(); drawCharts(); });
+for (const section of document.querySelectorAll("main > section")) {
+  const name = section.id[0].toUpperCase() + section.id.slice(1);
+  byId("sections").append(el("li", {}, el("a", { href: `#${section.id}` }, name)));
+}
+
+let tag = null;
+async function poll() {
+  let wait = 1000;
+  try {
+    const answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
+    if (answer.status === 200) {
+      tag = answer.headers.get("ETag");
+      const news = await answer.json();
+      byId("trouble").textContent = news.trouble ?? "";
+      if (news.runs) { data = news; show(); drawCharts(); }
+    }
+    if (data.runs.every((r) => r.state === "complete")) wait = 5000;
+  } catch {
+    byId("trouble").textContent = "greedyfed watch does not answer; this is what it showed last.";
+    wait = 3000;
+  }
+  setTimeout(poll, wait);
+}
+
+setTheme(theme);
+show();
+if (live) poll();

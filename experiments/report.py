@@ -1,0 +1,113 @@
+"""`greedyfed report`: one page without network, from run directories."""
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from common.errors import GreedyfedError
+from experiments.ledger_formats import finite
+from experiments.page_data import page_data
+from experiments.run_data import RunData, find_runs, read_run
+
+#: More runs than these make a page that no browser opens quickly.
+MANY_RUNS = 60
+
+
+class ReportError(GreedyfedError):
+    """The report cannot be made or written."""
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunData]:
+    """The runs of run directories, and of folders of them.
+
+    Raises:
+        RunDataError: one that cannot be read.
+        ReportError: too many.
+    """
+    found = [run for path in paths for run in find_runs(path) or [path]]
+    unique = list({path.resolve(): path for path in found}.values())
+    if len(unique) > MANY_RUNS:
+        raise ReportError(
+            f"{len(unique)} runs: more than {MANY_RUNS} in one report; name fewer of them"
+        )
+    return [read_run(path) for path in unique]
+
+
+def write_report(runs: Sequence[RunData], out: Path) -> None:
+    """Write the page of runs.
+
+    Raises:
+        ReportError: plotly is not installed, or the file cannot be written.
+    """
+    text = page(data_text(runs))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    except OSError as error:
+        raise ReportError(
+            f"{out}: cannot be written: {error.strerror}; give a file that can"
+        ) from error
+
+
+def data_text(runs: Sequence[RunData]) -> str:
+    """What the page shows, as JSON that may stand in a script element."""
+    data = json.dumps(finite(page_data(runs)), separators=(",", ":"), allow_nan=False)
+    return data.replace("<", "\\u003c")  # no client's name ends the element
+
+
+def page(data: str, live: bool = False) -> str:
+    """The whole page; a live one asks the server that it came from for news.
+
+    Raises:
+        ReportError: plotly is not installed.
+    """
+    return Template(_part("page.html")).substitute(
+        title="GreedyFed",
+        live=" data-live" if live else "",
+        policy=html.escape(policy(live)),
+        css=_part("page.css"),
+        data=data,
+        **_scripts(),
+    )
+
+
+def policy(live: bool = False) -> str:
+    """The page's Content-Security-Policy: its own scripts, and nothing from anywhere else."""
+    scripts = " ".join(f"'sha256-{_digest(script)}'" for script in _scripts().values())
+    asked = "self" if live else "none"
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; "
+        f"img-src data: blob:; connect-src '{asked}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _scripts() -> dict[str, str]:
+    """The page's scripts by their place in it, in the order in which they run."""
+    ours = {name: _part(f"{name}.js") for name in ("page", "figures", "charts")}
+    return {"page": ours.pop("page"), "plotly": _plotly()} | ours
+
+
+@cache
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _part(name: str) -> str:
+    return files("experiments").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ReportError(
+            "the report needs the extra `report`; pip install 'greedyfed[report]'"
+        ) from error
+    return str(get_plotlyjs())
