@@ -9,6 +9,7 @@ from common.config import RunConfig
 from experiments.cluster import Cluster, no_engine
 from experiments.local_grid import identify_process
 from experiments.simulation import free_port
+from tests.browser import chromium, executable
 from tests.containers import PROJECT
 
 DATA = Path(os.environ.get("GREEDYFED_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -43,6 +44,18 @@ def cluster():
             yield cluster
         finally:
             cluster("down", "--volumes", "--remove-orphans")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium. A test of it is skipped where there is none, but not in CI."""
+    if not executable():
+        message = "needs Chromium (Debian: apt-get install chromium)"
+        if os.environ.get("GREEDYFED_REQUIRE_BROWSER") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(autouse=True)

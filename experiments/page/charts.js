@@ -130,9 +130,9 @@ class Chart {
     const xs = [...new Set(traces.flatMap(({ trace }) => trace.x))].sort((a, b) => a - b);
     const index = within((this.cursor?.index ?? -1) + right, xs.length), x = xs[index];
     this.cursor = { index, xaxis: x };
-    const found = traces.map(({ trace, n }) => ({ trace, n, i: trace.x.indexOf(x) })).filter((f) => f.i >= 0 && f.trace.y[f.i] !== null);
+    const found = traces.map(({ trace }) => ({ trace, i: trace.x.indexOf(x) })).filter((f) => f.i >= 0 && f.trace.y[f.i] !== null);
     this.readout.textContent = `round ${x}: ${found.map(({ trace, i }) => `${trace.meta} ${number(trace.y[i])}`).join(", ") || "nothing"}`;
-    Plotly.Fx.hover(this.plot, found.map(({ n, i }) => ({ curveNumber: n, pointNumber: i })));
+    Plotly.Fx.hover(this.plot, { xval: x }, "xy");
   }
 }
 
