@@ -18,7 +18,7 @@ from experiments.paper import paper
 from experiments.progress import RoundProgress
 from experiments.settings import check_data, read_settings, simulated
 from experiments.sweep import sweep
-from experiments.views import ledger, report
+from experiments.views import ledger, report, watch
 
 HELP = "Client selection by contribution for federated learning on Flower."
 app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
@@ -141,6 +141,7 @@ app.command()(sweep)
 app.command()(paper)
 app.command()(report)
 app.command()(ledger)
+app.command()(watch)
 
 
 def _train_here(config: RunConfig, progress: RoundProgress) -> None:

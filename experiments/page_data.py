@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from math import fsum, sqrt
+from math import fsum, isfinite, nan, sqrt
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -56,12 +56,13 @@ def _groups(runs: Sequence[RunData]) -> tuple[list[str], list[Page]]:
 
 
 def _bands(histories: list[Sequence[Record]]) -> Page:
-    """Mean and standard deviation by round, of the runs that came so far."""
+    """Mean and standard deviation by round, of the runs that came so far with a finite figure."""
     bands: Page = {}
     longest = max(len(history) for history in histories)
     for key in CURVES:
         columns = [
-            [h[t][key] for h in histories if t < len(h) and key in h[t]] for t in range(longest)
+            [h[t][key] for h in histories if t < len(h) and isfinite(h[t].get(key, nan))]
+            for t in range(longest)
         ]
         bands[key] = {
             "mean": [fmean(c) if c else None for c in columns],

@@ -87,7 +87,6 @@ def policy(live: bool = False) -> str:
     )
 
 
-@cache
 def _scripts() -> dict[str, str]:
     """The page's scripts by their place in it, in the order in which they run."""
     ours = {name: _part(f"{name}.js") for name in ("page", "figures", "charts")}
@@ -108,6 +107,6 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ReportError(
-            "the report needs the extra `report`; pip install 'greedyfed[report]'"
+            "the page needs the extra `report`; pip install 'greedyfed[report]'"
         ) from error
     return str(get_plotlyjs())

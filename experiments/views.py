@@ -47,3 +47,31 @@ def report(
 
     write_report(read_runs(runs), out)
     print(out)
+
+
+def watch(
+    run: Annotated[
+        Path,
+        typer.Argument(help="A run directory, or a folder: its newest run.", readable=False),
+    ],
+    host: Annotated[str, typer.Option(help="Address to serve at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Show it here, until the run is complete.")
+    ] = False,
+) -> None:
+    """The report's page of a run while it goes, updated as rounds finish; Ctrl-C ends it."""
+    from experiments.watch import RunServer, follow
+
+    follower = follow(run)
+    if terminal:
+        from rich.console import Console
+
+        from experiments.terminal import watch_here
+
+        return watch_here(follower, Console())
+    with RunServer(follower, host, port) as server:
+        if not server.is_local:
+            print("whoever reaches this address can read the run", file=sys.stderr)
+        print(server.url, flush=True)
+        server.serve_forever()

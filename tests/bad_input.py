@@ -186,6 +186,14 @@ def damaged(name: str, content: bytes) -> Make:
     return lambda folder: (a_run(folder) / name).write_bytes(content)
 
 
+@contextlib.contextmanager
+def without(module: str) -> Iterator[None]:
+    """An installation that lacks a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module, None)
+        yield
+
+
 # ---- permissions, and a full disk ------------------------------------------------------------
 
 

@@ -26,7 +26,10 @@ def chromium() -> Iterator[Browser]:
 
 
 def open_page(browser: Browser, url: str, **options: Any) -> tuple[Page, list[str]]:
-    """The page once its scripts have run, and what it complains of or asks elsewhere, as it happens."""
+    """The page once its scripts have run, and a list of its complaints, as they come.
+
+    A request to elsewhere is one.
+    """
     page, complaints = browser.new_page(**options), list[str]()
     page.set_default_timeout(8_000)
     page.on("console", lambda m: complaints.append(m.text) if m.type != "info" else None)

@@ -45,6 +45,7 @@ from tests.bad_input import (
     to_superlink,
     told_of,
     unprivileged,
+    without,
 )
 from tests.federation import FAULTS
 from tests.own_files import LABELS, PIXELS, class_folders, image, npz, table
@@ -288,6 +289,13 @@ KINDS: dict[str, dict[str, Provoke]] = {
             *("partition", "--num-clients", "3", "--out", "file"), make=file("file", "")
         ),
         "`greedyfed status` of a folder without runs": command("status", "."),
+        "`greedyfed report` of a folder without runs": command("report", "."),
+        "`greedyfed report` of a damaged run among others": command(
+            "report", "runs", make=damaged("summary.json", b'{"status"')
+        ),
+        "`greedyfed report` without its extra": command(
+            "report", DIRECTORY, make=a_run, context=lambda: without("plotly.offline")
+        ),
         "`greedyfed ledger` of no folder": command("ledger", "nowhere"),
         "`greedyfed ledger` of a file": command("ledger", "file", make=file("file", "")),
         "`greedyfed ledger` of a folder without a run": command("ledger", "."),
@@ -356,6 +364,11 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "`greedyfed partition` into a folder that may not be written": command(
             *("partition", "--num-clients", "3", "--out", "sealed"),
             make=forbidden("sealed", lambda f: (f / "sealed").mkdir()),
+            context=unprivileged,
+        ),
+        "`greedyfed report` into a folder that may not be written": command(
+            *("report", DIRECTORY, "-o", "sealed/report.html"),
+            make=lambda f: (a_run(f), forbidden("sealed", lambda f: (f / "sealed").mkdir())(f)),
             context=unprivileged,
         ),
         "`greedyfed status` of a run that may not be read": command(

@@ -54,6 +54,7 @@ class Chart {
     if (!this.near) return;
     for (const trace of built.traces) trace.visible = !this.off(trace.meta, built);
     Plotly.react(this.plot, built.traces, layoutOf(built.layout), { displayModeBar: false, responsive: true, showTips: false });
+    if (!this.drawn) performance.mark(`drawn ${this.spec.id}`);
     this.drawn = true;
     this.box.dataset.drawn = "true";
     if (this.details.open) this.fill();
