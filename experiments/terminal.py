@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -62,7 +62,7 @@ def sparkline(values: list[float]) -> str:
     """A line of at most 60 blocks, each the mean of some rounds; not finite: a blank."""
     width = min(_WIDTH, len(values))
     edges = [len(values) * i // width for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     known = [m for m in means if abs(m) < float("inf")]
     low, high = min(known, default=0.0), max(known, default=0.0)
     top = len(_BLOCKS) - 1
@@ -93,7 +93,7 @@ def _figure(value: float | None, error: float | None) -> str:
 
 
 def _table(title: str, *headings: str) -> Table:
-    table: Any = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         table.add_column(heading, justify="left" if heading in ("client", "reason") else "right")
     return table

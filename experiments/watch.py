@@ -51,7 +51,7 @@ class Follower:
 
     def _files(self) -> tuple[object, ...]:
         """Changes whenever a file of the run does, or the process that writes it comes or goes."""
-        found = [is_held(self.path)]
+        found: list[object] = [is_held(self.path)]
         for file in sorted(self.path.glob("*.*")):
             try:
                 stat = file.stat()
@@ -98,7 +98,7 @@ class RunServer(ThreadingHTTPServer):
             ) from error
         address = self.server_address[0]
         self.is_local = ipaddress.ip_address(str(address)).is_loopback
-        self.names = {"localhost", "127.0.0.1", "[::1]", host, f"[{host}]"}
+        self.names = {"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{host.lower()}]"}
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.server_address[1]}/"
 
@@ -132,11 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: RunServer
     server_version, sys_version = "greedyfed", ""
-    protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:
-        host = self.headers.get("Host", "")
+        host = self.headers.get("Host", "").lower()
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self.server.is_local and name not in self.server.names:
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, b"not a name of this machine\n")

@@ -36,7 +36,7 @@ class Chart {
     const tools = el("div", { class: "tools" }, tool("+", "Zoom in", () => this.zoom(0.5)), tool("−", "Zoom out", () => this.zoom(2)), tool("Reset", "Reset the zoom", () => this.reset()));
     this.table = el("div");
     this.details = el("details", { ontoggle: () => this.fill() }, el("summary", {}, "Figures as a table"), this.table);
-    this.element = el("figure", { id: `figure-${spec.id}`, class: spec.kind === "grid" ? "broad" : null }, el("figcaption", {}, el("h3", {}, spec.title), tools), this.sub, this.modes, this.chips, this.box, this.readout, this.details);
+    this.element = el("figure", { id: `figure-${spec.id}`, "aria-labelledby": `${id}-title`, class: spec.kind === "grid" ? "broad" : null }, el("figcaption", {}, el("h3", { id: `${id}-title` }, spec.title), tools), this.sub, this.modes, this.chips, this.box, this.readout, this.details);
     for (const mode of spec.modes ?? []) this.modes.append(el("button", { type: "button", onclick: () => { ui.modes[spec.id] = mode; this.draw(); } }, mode));
   }
   get mode() { return ui.modes[this.spec.id] ?? this.spec.modes?.[0]; }
@@ -48,6 +48,7 @@ class Chart {
     if (built === null) return;
     this.built = built;
     this.sub.textContent = built.text;
+    this.modes.hidden = !this.modes.children.length;
     for (const button of this.modes.children) button.setAttribute("aria-pressed", String(button.textContent === this.mode));
     this.series();
     this.box.style.setProperty("--height", `${built.height ?? 300}px`);
@@ -69,6 +70,7 @@ class Chart {
       button.style.setProperty("--c", hue);
       return button;
     })));
+    this.chips.hidden = names.size < 2;
     if (focus) [...this.chips.children].find((b) => b.dataset.name === focus)?.focus();
   }
   fill() {

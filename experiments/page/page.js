@@ -139,16 +139,14 @@ function clientButton(row) {
 
 // The clients whose values are drawn by round: at first the five with the largest sum, and the last.
 function picks() {
-  if (ui.picked?.run !== run().id) {
-    const valued = run().clients.filter((c) => c.valued).map((c) => c.client);
-    ui.picked = { run: run().id, clients: null, first: valued.length > 6 ? [...valued.slice(0, 5), valued.at(-1)] : valued };
-  }
-  return ui.picked.clients ?? ui.picked.first;
+  if (ui.picked?.run === run().id) return ui.picked.clients;
+  const valued = run().clients.filter((c) => c.valued).map((c) => c.client);
+  return valued.length > 6 ? [...valued.slice(0, 5), valued.at(-1)] : valued;
 }
 
 function pick(client) {
   const now = picks();
-  ui.picked.clients = now.includes(client) ? now.filter((c) => c !== client) : [...now, client];
+  ui.picked = { run: run().id, clients: now.includes(client) ? now.filter((c) => c !== client) : [...now, client] };
   tables.ledger.update(run().clients);
   drawCharts();
 }
@@ -244,7 +242,9 @@ function show() {
 }
 
 function ledger(now) {
-  const table = ledgerTable(byId("ledger"));
+  const before = tables.ledger?.table, table = ledgerTable(byId("ledger"));
+  if (before) Object.assign(table, { sort: before.sort, all: before.all });
+  table.draw();
   const columns = (r) => SHOWN.concat(Object.keys(ABOUT)).filter((key) => r.clients.some((c) => c[key] !== null && c[key] !== undefined)).join();
   const made = columns(now);
   return { run: now.id, table, stale: (r) => columns(r) !== made, update: (rows) => table.update(rows) };
@@ -283,7 +283,7 @@ async function poll() {
       byId("trouble").textContent = news.trouble ?? "";
       if (news.runs) { data = news; show(); drawCharts(); }
     }
-    if (data.runs.every((r) => r.state === "complete")) wait = 5000;
+    if (data.runs.every((r) => r.state === "complete")) wait = 2000;
   } catch {
     byId("trouble").textContent = "greedyfed watch does not answer; this is what it showed last.";
     wait = 3000;

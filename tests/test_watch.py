@@ -1,0 +1,246 @@
+"""`greedyfed watch`: a run that goes, ends, is cut short or deleted; by HTTP, in a terminal."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import expect
+from rich.console import Console
+
+from common.config import RunConfig
+from experiments.run_data import RunDataError, read_run
+from experiments.terminal import sparkline, view, watch_here
+from experiments.watch import RunServer, WatchError, follow
+from server_app.run_directory import RunDirectory
+from tests.browser import open_page
+from tests.federation import history_of, run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    keys = {"num-clients": 6, "clients-per-round": 2, "num-rounds": 6, "learning-rate": 0.1}
+    config = RunConfig.from_flat(keys | {"output-dir": str(tmp_path_factory.mktemp("runs"))})
+    return run(config, faults={2: "nan"})
+
+
+@pytest.fixture
+def going(made, tmp_path):
+    """A run after its second round, and the rest of it."""
+    path = tmp_path / made.name
+    path.mkdir()
+    shutil.copy(made / "config.json", path)
+    lines = (made / "history.jsonl").read_text().splitlines(keepends=True)
+    (path / "history.jsonl").write_text("".join(lines[:2]))
+    return path, lines[2:]
+
+
+def append(path, text):
+    with open(path / "history.jsonl", "a") as file:
+        file.write(text)
+
+
+@contextmanager
+def served(path, host="127.0.0.1"):
+    with RunServer(follow(path), host, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server, target="/data.json", method="GET", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection.request(method, target, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def rounds(server):
+    return json.loads(ask(server)[1])["runs"][0]["rounds"]["round"]
+
+
+def test_rounds_come_as_they_finish(going):
+    path, rest = going
+    with served(path) as server:
+        assert rounds(server) == [1, 2]
+        append(path, rest[0])
+        assert rounds(server) == [1, 2, 3]
+        append(path, rest[1][:50])  # a line under way
+        assert rounds(server) == [1, 2, 3]
+        append(path, rest[1][50:])
+        assert rounds(server) == [1, 2, 3, 4]
+
+
+def test_it_survives_the_runs_end_a_deleted_directory_and_its_return(going, made):
+    path, _ = going
+    with served(path) as server:
+        for name in ("history.jsonl", "summary.json", "state.safetensors"):
+            shutil.copy(made / name, path)
+        told = json.loads(ask(server)[1])["runs"][0]
+        assert (told["state"], told["rounds"]["round"][-1]) == ("complete", 6)
+        shutil.rmtree(path)
+        trouble = json.loads(ask(server)[1])
+        assert trouble == {"trouble": f"{path}: no such folder; give a run directory"}
+        assert ask(server, "/")[0].status == 200  # with what was read last
+        shutil.copytree(made, path)
+        assert rounds(server)[-1] == 6
+
+
+def test_what_has_not_changed_is_not_sent_again(going):
+    path, rest = going
+    with served(path) as server:
+        answer, _ = ask(server)
+        tag = answer.headers["ETag"]
+        again, body = ask(server, **{"If-None-Match": tag})
+        assert (again.status, body) == (304, b"")
+        append(path, rest[0])
+        assert ask(server, **{"If-None-Match": tag})[0].status == 200
+
+
+def test_the_page_and_its_data_agree_with_history(made):
+    with served(made) as server:
+        page = ask(server, "/")[1].decode()
+        inside = page.split('id="data">')[1].split("</script>")[0]
+        data = json.loads(ask(server)[1])
+    assert json.loads(inside)["runs"] == data["runs"]
+    assert " data-live" in page[:100]
+    assert data["runs"][0]["rounds"]["val_loss"] == [r["val_loss"] for r in history_of(made)]
+
+
+def test_little_is_let_in(made):
+    with served(made) as server:
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert ask(server, method=method)[0].status == 501
+        for target in ("/config.json", "/../config.json", "/page/page.js", "/?x"):
+            assert ask(server, target)[0].status == 404
+        head, body = ask(server, "/", method="HEAD")
+        assert (head.status, body) == (200, b"")
+        assert int(head.headers["Content-Length"]) > 1e6
+        policy = head.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+            answer, body = ask(server, Host=host)
+            assert (answer.status, body) == (421, b"not a name of this machine\n")
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8765", "[::1]:8765"):
+            assert ask(server, Host=host)[0].status == 200
+
+
+def test_addresses_that_cannot_be_bound(made):
+    with served(made) as server, pytest.raises(WatchError, match="--port 0"):
+        RunServer(follow(made), "127.0.0.1", server.server_address[1])
+    with pytest.raises(WatchError, match="cannot be bound"):
+        RunServer(follow(made), "no.such.host.invalid", 0)
+
+
+def test_a_folder_means_its_newest_run(made, tmp_path):
+    shutil.copytree(made, tmp_path / "a")
+    shutil.copytree(made, tmp_path / "b")
+    os.utime(tmp_path / "a" / "config.json")
+    assert follow(tmp_path).path == tmp_path / "a"
+    with pytest.raises(RunDataError, match="no such folder"):
+        follow(tmp_path / "nowhere")
+
+
+def test_the_terminal_shows_a_run_under_way(small):
+    directory = RunDirectory(small)
+    directory.load()
+    follower = follow(directory.path)
+    assert "running, 0 of 6 rounds" in shown(view(follower))
+    directory.close()
+    assert follower.look()
+    assert "stopped, 0 of 6 rounds" in shown(view(follower))
+
+
+def shown(thing):
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(thing)
+    return capture.get()
+
+
+def test_the_terminal_follows_to_the_end(going, made):
+    path, rest = going
+    follower = follow(path)
+    text = shown(view(follower))
+    assert "2 of 6 rounds" in text
+    assert "test accuracy" in text
+
+    def finish():
+        for line in rest:
+            append(path, line)
+            time.sleep(0.1)
+        for name in ("state.safetensors", "summary.json"):
+            shutil.copy(made / name, path)
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    console = Console(width=120)
+    with console.capture() as capture:
+        watch_here(follower, console)
+    thread.join()
+    text = capture.get()
+    assert "complete, 6 of 6 rounds" in text
+    assert "Most valuable clients" in text
+    assert "1 of 4785 parameters are NaN or Inf" in text
+    shutil.rmtree(path)
+    follower.look()
+    assert f"{path}: no such folder" in shown(view(follower))
+
+
+def test_a_sparkline():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1.0, float("inf"), 1.0]) == "▁ ▁"
+    assert len(sparkline([float(i) for i in range(1000)])) == 60
+
+
+def test_the_command_ends_with_ctrl_c(made):
+    command = [sys.executable, "-m", "experiments.cli", "watch", str(made), "--port", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    url = process.stdout.readline()
+    assert url.startswith("http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "")
+
+
+@pytest.mark.browser
+def test_the_page_updates_itself(browser, going, made):
+    path, rest = going
+    with served(path) as server:
+        page, complaints = open_page(browser, server.url)
+        expect(page.locator("#figures")).to_contain_text("of 6, stopped")
+        page.locator("#ledger th", has_text="asked").get_by_role("button").click()
+        append(path, rest[0])
+        drawn = "document.querySelector('#chart-accuracy .plot').data[0].x.length"
+        deadline = time.monotonic() + 20
+        while page.evaluate(drawn) != 3 and time.monotonic() < deadline:
+            page.wait_for_timeout(100)
+        assert page.evaluate(drawn) == 3
+        head = page.locator("#ledger th", has_text="asked")
+        expect(head).to_have_attribute("aria-sort", "descending")  # what was chosen is kept
+        for name in ("history.jsonl", "state.safetensors", "summary.json"):
+            shutil.copy(made / name, path)
+        expect(page.locator("#figures")).to_contain_text("of 6, complete", timeout=15_000)
+        told = page.locator("#ledger td[data-column=sum]").first.get_attribute("data-value")
+        sums = [c["sum"] for c in page.evaluate("run().clients")]
+        assert float(told) in sums
+        assert read_run(path).state == "complete"
+        shutil.rmtree(path)
+        expect(page.locator("#trouble")).to_contain_text("no such folder", timeout=15_000)
+        assert complaints == []
+    expect(page.locator("#trouble")).to_contain_text("does not answer", timeout=15_000)
+    page.close()
