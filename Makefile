@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-sweep bench-valuation bench-deploy cluster cluster-down
+.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-sweep bench-valuation bench-deploy bench-report cluster cluster-down
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -76,6 +76,10 @@ bench-sweep: $(INSTALLED)
 bench-valuation: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "call make bench-valuation DATA=folder (MNIST/raw, CIFAR-10)"; exit 2; }
 	$(BIN)/python -m benchmarks.valuation --data-dir "$(DATA)" --check
+
+# How long the report of 300 clients and 400 rounds takes to open in Chromium: a minute.
+bench-report: $(INSTALLED)
+	$(BIN)/python -m benchmarks.report --check
 
 # Seconds of a deployed round by phase, beside Flower's own: 7 minutes.
 bench-deploy: $(INSTALLED)

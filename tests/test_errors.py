@@ -296,6 +296,13 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "`greedyfed report` without its extra": command(
             "report", DIRECTORY, make=a_run, context=lambda: without("plotly.offline")
         ),
+        "`greedyfed watch` of no folder": command("watch", "nowhere"),
+        "`greedyfed watch` at an address of another machine": command(
+            "watch", DIRECTORY, "--host", "192.0.2.7", make=a_run
+        ),
+        "`greedyfed watch` without the report's extra": command(
+            "watch", DIRECTORY, make=a_run, context=lambda: without("plotly.offline")
+        ),
         "`greedyfed ledger` of no folder": command("ledger", "nowhere"),
         "`greedyfed ledger` of a file": command("ledger", "file", make=file("file", "")),
         "`greedyfed ledger` of a folder without a run": command("ledger", "."),

@@ -165,13 +165,13 @@ for (const chart of charts) watching.observe(chart.box);
 // Paper is light, and narrower than most screens.
 let before = null;
 addEventListener("beforeprint", () => {
-  before = document.documentElement.dataset.theme;
-  document.documentElement.dataset.theme = "light";
+  before = theme;
+  setTheme("light", false);
   drawAll();
   for (const chart of charts) if (chart.drawn) { chart.draw(); Plotly.relayout(chart.plot, { width: 660, autosize: false }); }
 });
 addEventListener("afterprint", () => {
-  document.documentElement.dataset.theme = before;
+  setTheme(before);
   for (const chart of charts) if (chart.drawn) { Plotly.relayout(chart.plot, { width: null, autosize: true }); chart.draw(); }
 });
 document.documentElement.dataset.ready = "true";

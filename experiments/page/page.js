@@ -257,11 +257,11 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 let theme = "auto";
 try { theme = localStorage.getItem("greedyfed-theme") ?? "auto"; } catch { /* a file without storage */ }
 
-function setTheme(name) {
+function setTheme(name, keep = true) {
   theme = THEMES.includes(name) ? name : "auto";
   document.documentElement.dataset.theme = theme === "auto" ? (system.matches ? "dark" : "light") : theme;
   byId("theme").textContent = `Theme: ${theme}`;
-  try { localStorage.setItem("greedyfed-theme", theme); } catch { /* as above */ }
+  if (keep) try { localStorage.setItem("greedyfed-theme", theme); } catch { /* as above */ }
   if (window.drawCharts) drawCharts();
 }
 byId("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3]));
