@@ -37,7 +37,7 @@ class Table {
     this.heads = new Map();
     const heads = columns.map((column) => {
       const button = el("button", { type: "button", title: column.title, onclick: () => this.sortBy(column) }, column.label);
-      const head = el("th", { scope: "col", class: column.num ? "num" : null, "aria-sort": "none" }, button);
+      const head = el("th", { scope: "col", class: column.num ? "num" : null, "data-column": column.key, "aria-sort": "none" }, button);
       this.heads.set(column.key, head);
       return head;
     });
