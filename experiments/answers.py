@@ -62,7 +62,7 @@ def _known(run: RunData, ledger: Ledger) -> list[str]:
     if ledger.gain is not None and ledger.shared is not None and ledger.residual is not None:
         told.append(
             f"The values of a round share out its gain on the server's validation data: of "
-            f"{ledger.gain:.5f} nats in all {ledger.shared:.5f}, residual {ledger.residual:.1e}."
+            f"{ledger.gain:.5f} nats in all {ledger.shared:.5f}, residual {ledger.residual:.2g}."
         )
     ends = Counter(r["valuation_end"] for r in run.rounds if r["shapley"])
     parts = [f"{n} {_ENDS.get(end, end)}" for end, n in ends.most_common()]
@@ -104,7 +104,9 @@ def _cost(run: RunData) -> list[str]:
         f"It sends {_size(down / n)} to the clients and {_size(up / n)} back (mean).",
     ]
     if failures:
-        told.append(f"{failures} of {asked} requests failed, by {len(who)} clients.")
+        told.append(
+            f"{failures} of {asked} requests failed, by {len(who)} client{'s' * (len(who) != 1)}."
+        )
     else:
         told.append(f"None of {asked} requests to clients failed.")
     return told

@@ -89,8 +89,8 @@ def policy(live: bool = False) -> str:
 
 def _scripts() -> dict[str, str]:
     """The page's scripts by their place in it, in the order in which they run."""
-    ours = {name: _part(f"{name}.js") for name in ("page", "figures", "charts")}
-    return {"page": ours.pop("page"), "plotly": _plotly()} | ours
+    names = ("tables", "page", "plotly", "figures", "charts")
+    return {name: _plotly() if name == "plotly" else _part(f"{name}.js") for name in names}
 
 
 @cache

@@ -31,7 +31,7 @@ def open_page(browser: Browser, url: str, **options: Any) -> tuple[Page, list[st
     A request to elsewhere is one.
     """
     page, complaints = browser.new_page(**options), list[str]()
-    page.set_default_timeout(8_000)
+    page.set_default_timeout(20_000)
     page.on("console", lambda m: complaints.append(m.text) if m.type != "info" else None)
     page.on("pageerror", lambda error: complaints.append(error.message))
 

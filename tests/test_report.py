@@ -96,7 +96,7 @@ def test_a_run_without_rounds_has_a_page(made, tmp_path):
 def test_the_page_needs_nothing_else(made):
     text = page(data_text([read_run(made[0])]))
     assert len(text) < 12e6
-    assert text.count("<script") == 5
+    assert text.count("<script") == 6
     assert "connect-src &#x27;none&#x27;" in text
     ours = text.replace(re.search(r"<script>/\*\*.*?</script>", text, re.DOTALL)[0], "")
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", ours)

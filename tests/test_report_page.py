@@ -233,7 +233,7 @@ def test_dark_mode_by_button_and_by_the_system(one):
     one.emulate_media(color_scheme="light")
 
 
-@pytest.mark.parametrize("width", [320, 390, 768])
+@pytest.mark.parametrize("width", [320, 768])
 def test_a_narrow_screen_needs_no_scrolling_to_the_side(browser, reports, width):
     size = {"width": width, "height": 800}
     page, complaints = open_page(browser, (reports / "three.html").as_uri(), viewport=size)
@@ -295,9 +295,8 @@ def test_the_ledger_is_saved(one, made):
     assert json.loads(download.value.path().read_text())["clients"][0]["client"] == ours[1][0]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_axe_finds_nothing_serious(browser, reports, scheme, width):
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing(browser, reports, scheme, width):
     size = {"width": width, "height": 900}
     url = (reports / "three.html").as_uri()
     page, _ = open_page(browser, url, viewport=size, color_scheme=scheme, bypass_csp=True)
@@ -307,7 +306,6 @@ def test_axe_finds_nothing_serious(browser, reports, scheme, width):
     found = Axe().run(page).response["violations"]
     page.close()
     told = [(v["id"], v["impact"], [n["html"][:120] for n in v["nodes"][:3]]) for v in found]
-    assert [v for v in told if v[1] in ("serious", "critical")] == []
     assert told == []
 
 
@@ -345,6 +343,11 @@ def test_what_clients_say_is_text(browser, made, tmp_path):
         evil = json.dumps(EVIL)[1:-1]
         text = text.replace("partition-7", evil).replace("the disk of this client", evil)
         (path / name).write_text(text.replace('"auto"', json.dumps(EVIL)))
+    records = history_of(path)
+    for record in records:
+        record["class_shapley"] = {c: [v, -v] for c, v in record["shapley"].items()}
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (path / "history.jsonl").write_text(text)
     write_report(read_runs([path]), tmp_path / "evil.html")
     page, complaints = open_page(browser, (tmp_path / "evil.html").as_uri())
     page.evaluate("drawAll()")
@@ -352,6 +355,7 @@ def test_what_clients_say_is_text(browser, made, tmp_path):
     expect(page.locator("#ledger")).to_contain_text(EVIL)
     expect(page.locator("#failed")).to_contain_text(EVIL)
     expect(page.locator("#settings")).to_contain_text(EVIL)
+    expect(page.locator("#figure-classes .plot .main-svg").first).to_be_attached()
     assert page.locator("img").count() == 0
     assert page.evaluate("window.hacked") is None
     page.close()

@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from rich.console import Console
 
 from common.config import RunConfig
-from experiments.run_data import RunDataError, read_run
+from experiments.run_data import RunDataError, find_runs, read_run
 from experiments.terminal import sparkline, view, watch_here
 from experiments.watch import RunServer, WatchError, follow
 from server_app.run_directory import RunDirectory
@@ -205,6 +205,28 @@ def test_a_sparkline():
     assert len(sparkline([float(i) for i in range(1000)])) == 60
 
 
+def test_it_follows_a_run_that_goes(tmp_path):
+    keys = ("num-clients=6", "num-rounds=120", f"output-dir={tmp_path}")
+    options = [option for key in keys for option in ("-c", key)]
+    command = [sys.executable, "-m", "experiments.cli", "run", *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not find_runs(tmp_path):
+        assert process.poll() is None
+        time.sleep(0.05)
+    follower, seen = follow(tmp_path), []
+    while follower.run.state != "complete":
+        if follower.look():
+            assert follower.trouble is None
+            seen.append((follower.run.state, len(follower.run.rounds)))
+        time.sleep(0.02)
+    process.wait()
+    follower.look()
+    counts = [count for _, count in seen]
+    assert counts == sorted(counts)
+    assert len({count for state, count in seen if state == "running"}) > 3
+    assert follower.run.rounds == history_of(follower.path)
+
+
 def test_the_command_ends_with_ctrl_c(made):
     command = [sys.executable, "-m", "experiments.cli", "watch", str(made), "--port", "0"]
     process = subprocess.Popen(
@@ -220,10 +242,14 @@ def test_the_command_ends_with_ctrl_c(made):
 @pytest.mark.browser
 def test_the_page_updates_itself(browser, going, made):
     path, rest = going
+    lines = (path / "history.jsonl").read_text()
+    (path / "history.jsonl").write_text("")  # before the first round
     with served(path) as server:
         page, complaints = open_page(browser, server.url)
         expect(page.locator("#figures")).to_contain_text("of 6, stopped")
-        page.locator("#ledger th", has_text="asked").get_by_role("button").click()
+        expect(page.locator("#answers")).to_contain_text("No round has ended yet.")
+        append(path, lines)
+        page.locator("#ledger th", has_text="asked").get_by_role("button").click(timeout=20_000)
         append(path, rest[0])
         drawn = "document.querySelector('#chart-accuracy .plot').data[0].x.length"
         deadline = time.monotonic() + 20
