@@ -46,7 +46,7 @@ def view(follower: Follower) -> Group:
     if failures := [(r["round"], *f) for r in run.rounds for f in r["failures"].items()]:
         table = _table(f"Failures ({len(failures)})", "round", "client", "reason")
         for row in failures[-5:]:
-            table.add_row(*(escape(str(cell)) for cell in row))
+            table.add_row(*(escape(printable(str(cell))) for cell in row))
         lines.append(table)
     return Group(*lines)
 
@@ -78,7 +78,7 @@ def _clients(run: RunData) -> Table:
     table = _table("Most valuable clients", "client", "sum", "credit", "mean", "asked", "failed")
     for a in [a for a in ledger_of(run).clients if a.sum is not None][:_ROWS]:
         table.add_row(
-            escape(a.client),
+            escape(printable(a.client)),
             _figure(a.sum, a.sum_se),
             "" if a.credit is None else f"{a.credit:.1%}",
             _figure(a.mean, a.mean_se),
@@ -86,6 +86,11 @@ def _clients(run: RunData) -> Table:
             str(a.failed),
         )
     return table
+
+
+def printable(text: str) -> str:
+    """The text without what could steer the terminal: reasons are the clients' own words."""
+    return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def _figure(value: float | None, error: float | None) -> str:

@@ -199,6 +199,15 @@ def test_the_terminal_follows_to_the_end(going, made):
     assert f"{path}: no such folder" in shown(view(follower))
 
 
+def test_no_client_steers_the_terminal(going):
+    path, _ = going
+    text = (path / "history.jsonl").read_text().replace("NaN or Inf", "\\u001b[2J[red]gone")
+    (path / "history.jsonl").write_text(text)
+    told = shown(view(follow(path)))
+    assert "�[2J[red]gone" in told
+    assert "\x1b[2J" not in told
+
+
 def test_a_sparkline():
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert sparkline([1.0, float("inf"), 1.0]) == "▁ ▁"
