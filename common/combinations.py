@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from common.config import RunConfig
 
 MAX_EXACT_COHORT = 14
+LOGGERS = "tensorboard", "mlflow"
 
 
 def _least_evaluations(config: "RunConfig") -> int:
@@ -47,6 +48,11 @@ def impossible(config: "RunConfig") -> list[str]:
         found.append(
             f"spare-clients = {config.spare_clients}: together with clients-per-round = {m} must "
             f"be at most num-clients = {n}; lower one of them"
+        )
+    if unknown := [name for name in config.logger_names if name not in LOGGERS]:
+        found.append(
+            f"loggers = {config.loggers!r}: {unknown[0]!r} is none of {', '.join(LOGGERS)}; "
+            "name one of them, or both with a comma between"
         )
     algorithm = config.selection.algorithm
     if algorithm in ("greedyfed", "ucb", "sfedavg") and config.valuation.valuation == "none":

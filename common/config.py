@@ -185,6 +185,10 @@ class RunConfig(_Part):
     max_examples: int = Field(
         0, ge=0, description="refuse updates that claim more examples; 0: no limit"
     )
+    loggers: str = Field(
+        "",
+        description="also write each round to `tensorboard`, `mlflow`, or both (a comma between)",
+    )
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     heterogeneity: HeterogeneityConfig = HeterogeneityConfig()
@@ -236,18 +240,28 @@ class RunConfig(_Part):
         return self.from_flat(self.to_flat() | {_kebab(k): v for k, v in flat.items()})
 
     @property
+    def logger_names(self) -> list[str]:
+        """The names in `loggers`, each once."""
+        names = (name.strip() for name in self.loggers.split(","))
+        return list(dict.fromkeys(filter(None, names)))
+
+    @property
     def run_id(self) -> str:
         """Name of the run directory: a hash of every key that can change a number.
 
         Keys at their default are left out, so that a version with more keys finds the runs of an
         older one.
         """
-        flat = self.to_flat().items()
-        same = {k: v for k, v in flat if k not in _PLACES and v != KEYS[k][1].default}
-        if self.data.dataset == "own":
-            same["data-dir"] = self.data.data_dir  # the only name that such data has
+        same = {k: v for k, v in self.identity().items() if v != KEYS[k][1].default}
         digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
         return f"{self.selection.algorithm}-{self.data.dataset}-{digest[:10]}"
+
+    def identity(self) -> dict[str, Scalar]:
+        """Every key that can change a number, with its value: what makes a run this run."""
+        flat = {k: v for k, v in self.to_flat().items() if k not in _PLACES}
+        if self.data.dataset == "own":
+            flat["data-dir"] = self.data.data_dir  # the only name that such data has
+        return flat
 
     def differences(self, flat: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
         """Keys that can change a number: key, value in `flat`, value here, where both differ."""
@@ -260,7 +274,7 @@ class RunConfig(_Part):
 
 
 # Where a run is kept and how it is computed: no influence on what it computes.
-_PLACES = ("output-dir", "resume", "device", "data-dir", "download", "round-deadline")
+_PLACES = ("output-dir", "resume", "device", "data-dir", "download", "round-deadline", "loggers")
 
 
 def _keys() -> dict[str, tuple[str, Any]]:

@@ -16,8 +16,10 @@ def check_data(config: RunConfig) -> None:
     """Load and split the data once, so that its errors come before any process is started."""
     from client_app.data import simulated_client
     from common.models import check_device
+    from server_app.loggers import check_loggers
 
     check_device(config.device)
+    check_loggers(config)
     if config.data.dataset == "own":
         raise ConfigError(
             "dataset = 'own': here clients are simulated, and only a public data set can be split "

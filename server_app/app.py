@@ -16,6 +16,7 @@ from common.config import ConfigError, RunConfig
 from common.datasets import load_splits
 from common.models import build_model, check_device
 from server_app.algorithms import build_strategy
+from server_app.loggers import Loggers, check_loggers
 from server_app.privacy import check_accountant, releases, spent_epsilon
 from server_app.run_directory import (
     MODEL,
@@ -50,6 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.from_flat(context.run_config)
     check_device(config.device)
     check_accountant(config.heterogeneity.privacy_delta)
+    check_loggers(config)
     config = _with_clients(config, grid)
     splits = load_splits(config.data, config.seed)
     network = build_model(
@@ -67,13 +69,21 @@ def main(grid: Grid, context: Context) -> None:
     )
     directory = RunDirectory(config)
     try:
-        _train(grid, config, model, directory)
+        state = directory.load() or model.initial_state()
+        with Loggers(config, directory.path) as loggers:
+            _train(grid, config, model, directory, state, loggers)
     finally:
         directory.close()
 
 
-def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDirectory) -> None:
-    state = directory.load() or model.initial_state()
+def _train(
+    grid: Grid,
+    config: RunConfig,
+    model: ServerModel,
+    directory: RunDirectory,
+    state: ServerState,
+    loggers: Loggers,
+) -> None:
     if state.params.size != model.spec.size:
         raise RunDirectoryError(
             f"{directory.path / STATE}: holds a model of {state.params.size} parameters, "
@@ -88,6 +98,7 @@ def _train(grid: Grid, config: RunConfig, model: ServerModel, directory: RunDire
 
     def on_round(record: RoundRecord, state: ServerState) -> None:
         directory.record(record, state)
+        loggers.add(record.to_json())
         log.info(_line(record, config.num_rounds), extra={"round_record": record})
 
     strategy = build_strategy(

@@ -47,6 +47,10 @@ BAD = {
         {"dataset": "own"},
         "data-dir = '': dataset = 'own' is validated on the server's own data; set data-dir",
     ),
+    "logger": (
+        {"loggers": "tensorboard, wandb"},
+        "loggers = 'tensorboard, wandb': 'wandb' is none of tensorboard, mlflow; name one of them",
+    ),
     "no output": ({"output-dir": ""}, 'output-dir = "": string should have at least 1 character'),
 }
 
@@ -103,6 +107,7 @@ def test_the_readme_lists_every_key_with_its_default():
         ("output-dir", "elsewhere", True),
         ("data-dir", "elsewhere", True),
         ("resume", True, True),
+        ("loggers", "tensorboard", True),
     ],
 )
 def test_the_run_id_depends_on_what_changes_a_number(key, value, same):
