@@ -29,8 +29,8 @@ def scalars(record: Mapping[str, Any], values: Mapping[str, float]) -> dict[str,
         values: each client's cumulative value after the round, by client id, in the order in which
             they were first valued.
     """
-    keys = "val_loss", "val_accuracy", "test_loss", "test_accuracy", "evaluations"
-    found = {key: record[key] for key in keys if key in record}  # old rounds lack val_accuracy
+    numbers = (item for item in record.items() if isinstance(item[1], int | float))
+    found = {key: value for key, value in numbers if key != "round"}
     found |= {f"seconds/{phase}": seconds for phase, seconds in record["seconds"].items()}
     found["seconds/total"] = sum(record["seconds"].values())
     found |= {f"bytes/{way}": count for way, count in record["bytes"].items()}

@@ -270,6 +270,18 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def missing(library: str) -> Around:
+    """A library that is not installed."""
+
+    @contextlib.contextmanager
+    def without() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, library, None)
+            yield
+
+    return without
+
+
 # ---- clients ---------------------------------------------------------------------------------
 
 

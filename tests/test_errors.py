@@ -33,6 +33,7 @@ from tests.bad_input import (
     images_with,
     lying,
     members,
+    missing,
     mnist,
     public_key,
     reply,
@@ -155,6 +156,10 @@ KINDS: dict[str, dict[str, Provoke]] = {
                 "from torch import nn\n"
                 "net = lambda shape, k: nn.Sequential(nn.Flatten(), nn.AvgPool1d(6, 6))\n",
             ),
+        ),
+        "a logger of no known name": run("-c", "loggers=wandb"),
+        "a logger whose library is not installed": run(
+            "-c", "loggers=mlflow", context=missing("mlflow")
         ),
         "`-c max-examples=1`, which no client keeps to": run("-c", "max-examples=1"),
         "node config without `data-path`": client(lambda f: None),

@@ -18,6 +18,7 @@ from server_app.run_directory import RunDirectory
 from server_app.tracking import MAX_CURVES, MLFLOW_RUN, MLflow, scalars
 from tests.federation import directory_of, history_of, run
 
+NUMBERS = "gain", "evaluations", "val_loss", "val_accuracy", "test_loss", "test_accuracy"
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 mlflow = pytest.importorskip("mlflow")
 
@@ -73,7 +74,7 @@ def expected(directory: Path) -> dict[str, list[tuple[int, float]]]:
     for record in history_of(directory):
         latest |= record["cumulative"]
         values = sorted(latest.values())
-        row = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "round"}
+        row = {key: record[key] for key in NUMBERS}
         row |= {f"seconds/{k}": v for k, v in record["seconds"].items()}
         row["seconds/total"] = sum(record["seconds"].values())
         row |= {f"bytes/{k}": v for k, v in record["bytes"].items()}

@@ -50,7 +50,9 @@ def test_ray_equals_the_in_process_grid(small, tmp_path):
         num_rounds=8, noise_sigma=0.1, straggler_fraction=0.5, clients_per_round=3
     )
     local = history_of(run(config.with_values(output_dir=str(tmp_path / "local"))))
-    simulated = history_of(ray(config))
+    directory = ray(config.with_values(loggers="tensorboard"))
+    simulated = history_of(directory)
+    assert list((directory / "tensorboard").iterdir())
     assert [r["cohort"] for r in simulated] == [r["cohort"] for r in local]
     for ours, theirs in zip(local, simulated, strict=True):
         assert theirs["test_accuracy"] == pytest.approx(ours["test_accuracy"], abs=1e-4)
