@@ -72,7 +72,9 @@ class _Feed(threading.Thread):
             step(*arguments)
         except Exception as error:  # whatever a library raises, the run goes on
             if self._failed_at is None:
-                why = one_line(error)[:300]
+                why = one_line(error)
+                if len(why) > 400:  # libraries wrap a reason in others
+                    why = f"{why[:200]} … {why[-200:]}"
                 log.warning("%s: %s; the run goes on without it", self.name, why)
             self._logger, self._failed_at = None, time.monotonic()
 
