@@ -10,15 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     path.relative_to(ROOT)
-    for package in ("common", "client_app", "server_app", "experiments", "benchmarks")
+    for package in ("common", "client_app", "server_app", "experiments", "greedyfed", "benchmarks")
     for path in (ROOT / package).rglob("*.py")
 )
-OURS = {"common", "client_app", "server_app", "experiments", "benchmarks", "tests"}
+OURS = {"common", "client_app", "server_app", "experiments", "greedyfed", "benchmarks", "tests"}
 MAY_IMPORT = {
     "common": {"common"},
     "client_app": {"common", "client_app"},
     "server_app": {"common", "server_app"},
     "experiments": {"common", "client_app", "server_app", "experiments"},
+    "greedyfed": {"common", "experiments", "greedyfed"},
     "benchmarks": OURS - {"tests"},
 }
 MAY_USE_FLOWER = {
