@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-sweep bench-valuation bench-deploy bench-report cluster cluster-down
+.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-sweep bench-valuation bench-deploy bench-report cluster cluster-down notebook
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -43,6 +43,10 @@ format: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+# docs/notebook.ipynb, executed: it trains for some seconds, and keeps what it shows.
+notebook: $(INSTALLED)
+	$(BIN)/python -m tests.test_notebook
 
 # The paper's MNIST curve, GreedyFed and FedAvg over five seeds: make curve DATA=folder-with-MNIST
 SEEDS ?= 0 1 2 3 4
