@@ -24,7 +24,7 @@ log = logging.getLogger("greedyfed")
 #: Seconds until a logger that failed is tried again.
 RETRY_SECONDS = 60.0
 #: Seconds that the end of a run waits for its loggers; that of a run stopped by a signal, a tenth.
-END_SECONDS = 30.0
+END_SECONDS = 60.0
 
 
 def check_loggers(config: RunConfig) -> None:
