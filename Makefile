@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-sweep bench-valuation bench-deploy bench-report cluster cluster-down notebook
+.PHONY: demo test test-deployment test-chaos test-cluster install format clean curve paper bench bench-sweep bench-valuation bench-deploy bench-report cluster cluster-down notebook screenshots
 .DEFAULT_GOAL := demo
 
 demo: $(INSTALLED)
@@ -47,6 +47,10 @@ clean:
 # docs/notebook.ipynb, executed: it trains for some seconds, and keeps what it shows.
 notebook: $(INSTALLED)
 	$(BIN)/python -m tests.test_notebook
+
+# docs/screenshots: the report of a demo run in Chromium, which must be installed.
+screenshots: $(INSTALLED)
+	$(BIN)/python -m tests.screenshots
 
 # The paper's MNIST curve, GreedyFed and FedAvg over five seeds: make curve DATA=folder-with-MNIST
 SEEDS ?= 0 1 2 3 4
