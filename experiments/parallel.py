@@ -169,7 +169,7 @@ def run_one(flat: dict[str, Scalar]) -> str | None:
     _obey_parent()
     log = logging.getLogger("greedyfed")
     if not log.handlers:  # else the ServerApp prints its rounds
-        log.addHandler(logging.NullHandler())
+        log.addHandler(logging.StreamHandler())  # which shows its warnings only
     nodes: list[dict[str, Scalar]] = [{} for _ in range(int(flat["num-clients"]))]
     try:
         run_in_process(server_app, client_app, flat, nodes)

@@ -99,6 +99,7 @@ class Loggers:
 
     def __init__(self, config: RunConfig, path: Path) -> None:
         """Begin with what `path`, the run directory, has already."""
+        self._run = path.name
         self._feeds = [_Feed(name, config, path) for name in config.logger_names]
 
     def __enter__(self) -> Self:
@@ -125,7 +126,5 @@ class Loggers:
         for feed in self._feeds:
             feed.join(max(0.0, deadline - time.monotonic()))
             if not feed.is_up_to_date:
-                log.warning(
-                    "%s lacks rounds of this run; the same command with --resume hands them over",
-                    feed.name,
-                )
+                remedy = "`greedyfed run` with the same keys and --resume hands them over"
+                log.warning("%s lacks rounds of %s; %s", feed.name, self._run, remedy)

@@ -3,11 +3,13 @@
 Their libraries are loaded when one is made, and only then.
 """
 
+import fcntl
 import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,6 +98,17 @@ class TensorBoard:
         self._writer.close()
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class MLflow:
     """A run in MLflow, named as ours; `mlflow-run` in the run directory holds its id there.
 
@@ -111,8 +124,11 @@ class MLflow:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._local = None if os.environ.get("MLFLOW_TRACKING_URI") else path.parent
-        uri = f"sqlite:///{self._local}/mlflow.db" if self._local else None
-        self._client = mlflow.MlflowClient(uri)
+        if self._local:
+            with _locked(self._local):  # several runs may begin at once, and MLflow makes tables
+                self._client = mlflow.MlflowClient(f"sqlite:///{self._local}/mlflow.db")
+        else:
+            self._client = mlflow.MlflowClient()
         self._id, self._status, self.last = "", "", 0
         self._until: int | None = None  # the time of the last round, in ms
         file = path / MLFLOW_RUN

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from common.config import ConfigError
 from experiments.loopback import wait_for
+from experiments.parallel import Workers, run_all
 from experiments.simulation import free_port
 from server_app import loggers, run_directory
 from server_app.run_directory import RunDirectory
@@ -202,7 +204,7 @@ def test_a_server_that_is_not_there_loses_nothing(small, tmp_path, monkeypatch, 
     first, last = (m for m in messages.messages if m.startswith("mlflow"))
     assert "refused" in first
     assert "the run goes on without it" in first
-    assert last == "mlflow lacks rounds of this run; the same command with --resume hands them over"
+    assert last.startswith(f"mlflow lacks rounds of {small.run_id}; ")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     run(small.with_values(loggers="mlflow", resume=True))
     assert metrics_of(directory, tmp_path) == expected(directory)
@@ -220,7 +222,7 @@ def test_a_server_that_does_not_answer_holds_up_no_round(small, monkeypatch, mes
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
         directory = run(small.with_values(loggers="mlflow"))
     assert len(history_of(directory)) == 6
-    assert "mlflow lacks rounds of this run" in messages.text
+    assert f"mlflow lacks rounds of {small.run_id}" in messages.text
 
 
 def test_event_files_that_cannot_be_written_lose_no_run(small, messages):
@@ -245,6 +247,16 @@ def test_a_missing_library_is_told_before_any_work(small, monkeypatch, name):
         f"pip install 'greedyfed[{name}]', or leave it out"
     )
     assert not directory_of(small).exists()
+
+
+def test_runs_that_begin_at_once_share_a_database(small):
+    """Two processes, and no database yet."""
+    (store := Path(small.output_dir) / "mlflow.db").unlink()
+    configs = [small.with_values(loggers="mlflow", seed=seed) for seed in (1, 2)]
+    outcome = run_all(configs, Workers(2), Console(quiet=True))
+    assert not outcome.failed
+    for config in configs:
+        assert len(metrics_of(directory_of(config), store.parent)["val_loss"]) == 6
 
 
 def test_any_client_id_can_be_logged(small, tmp_path):
