@@ -55,7 +55,8 @@ def impossible(config: "RunConfig") -> list[str]:
             "name one of them, or both with a comma between"
         )
     algorithm = config.selection.algorithm
-    if algorithm in ("greedyfed", "ucb", "sfedavg") and config.valuation.valuation == "none":
+    by_value = ("greedyfed", "greedyfed-classes", "ucb", "sfedavg")
+    if algorithm in by_value and config.valuation.valuation == "none":
         found.append(
             f"valuation = 'none': algorithm = {algorithm!r} selects by value; "
             "set valuation = 'auto' or algorithm = 'fedavg'"

@@ -104,7 +104,14 @@ class SelectionConfig(_Part):
     """Which clients take part in a round, and what their values become."""
 
     algorithm: Literal[
-        "greedyfed", "ucb", "sfedavg", "fedavg", "fedprox", "power-of-choice", "centralised"
+        "greedyfed",
+        "greedyfed-classes",
+        "ucb",
+        "sfedavg",
+        "fedavg",
+        "fedprox",
+        "power-of-choice",
+        "centralised",
     ] = Field("greedyfed", description="one of the algorithms below")
     clients_per_round: int = Field(3, ge=1, description="cohort size M")
     cumulative: Literal["mean", "exponential", "exponential-from-zero"] = Field(
@@ -161,6 +168,17 @@ class ValuationConfig(_Part):
         ge=0,
         description="value on so many validation examples, a fixed part with the classes in their "
         "proportions; 0: on all",
+    )
+    valuation_groups: Literal["classes", "column", "clusters", "none"] = Field(
+        "classes",
+        description="groups of validation examples in which clients are valued apart: `classes`, "
+        "the values of a `column` of a table, k-means `clusters` of the inputs, or `none`",
+    )
+    valuation_group_column: int = Field(
+        0, ge=0, description="column of `valuation-groups = column`, from 0, the label not counted"
+    )
+    valuation_clusters: int = Field(
+        10, ge=1, description="number of groups with `valuation-groups = clusters`"
     )
     valuation_memory: int = Field(
         256, ge=1, description="MiB that the models of many coalitions may take at a time"

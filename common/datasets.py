@@ -33,14 +33,18 @@ class Dataset:
         x = self.x[torch.from_numpy(indices)]
         return Dataset(x.float().div_(255) if x.dtype == torch.uint8 else x, self.y[indices])
 
-    def stratified(self, n: int) -> "Dataset":
-        """The first examples of each class, n in all, in the proportions of the classes."""
+    def stratum(self, n: int) -> NDArray[np.int64]:
+        """Which are the first examples of each class, n in all, in the classes' proportions."""
         y = self.y.numpy()
         rank = np.empty(len(y))  # of an example within its class, as a share of the class
         for c in np.unique(y):
             mine = np.flatnonzero(y == c)
             rank[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
-        chosen = np.sort(np.argsort(rank, kind="stable")[:n])
+        return np.sort(np.argsort(rank, kind="stable")[:n])
+
+    def stratified(self, n: int) -> "Dataset":
+        """The examples of `stratum`."""
+        chosen = self.stratum(n)
         return Dataset(self.x[chosen], self.y[chosen])
 
     def to(self, device: str, order: torch.memory_format = torch.preserve_format) -> "Dataset":

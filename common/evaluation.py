@@ -13,31 +13,48 @@ CHUNK = 500
 
 
 class Evaluation(NamedTuple):
-    """Mean cross-entropy in nats and accuracy in 0..1."""
+    """Mean cross-entropy in nats, accuracy in 0..1, and the cross-entropy of each group."""
 
     loss: float
     accuracy: float
+    by_group: tuple[float, ...] = ()  # (G,)
 
 
-def evaluate(model: nn.Module, data: Dataset, chunk: int = CHUNK) -> Evaluation:
-    """Evaluate in inference mode, in cache-sized chunks."""
+def evaluate(
+    model: nn.Module, data: Dataset, chunk: int = CHUNK, members: Tensor | None = None
+) -> Evaluation:
+    """Evaluate in inference mode, in cache-sized chunks; `members` as in `tally`, or no groups."""
     model.eval()
+    if members is None:
+        members = torch.zeros((len(data), 0), dtype=torch.float64, device=data.x.device)
     loss = torch.zeros((), dtype=torch.float64, device=data.x.device)
     correct = torch.zeros((), dtype=torch.int64, device=data.x.device)
+    in_groups = torch.zeros(members.shape[1], dtype=torch.float64, device=data.x.device)
     with torch.inference_mode():
         for start in range(0, len(data), chunk):
             part = slice(start, start + chunk)
-            losses, hits = tally(model(data.x[part]), data.y[part])
-            loss += losses
-            correct += hits
-    return Evaluation(float(loss) / len(data), int(correct) / len(data))
+            sums = tally(model(data.x[part]), data.y[part], members[part])
+            loss += sums.loss
+            correct += sums.hits
+            in_groups += sums.in_groups
+    by_group = tuple((in_groups / len(data)).tolist())
+    return Evaluation(float(loss) / len(data), int(correct) / len(data), by_group)
 
 
-def tally(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of cross-entropies in nats (…,) and number of hits (…,) of class scores (…, n, classes).
+class Tally(NamedTuple):
+    """Sums over examples: cross-entropies in nats, hits, and cross-entropies in each group."""
+
+    loss: Tensor  # (…,) float64
+    hits: Tensor  # (…,) int64
+    in_groups: Tensor  # (…, G) float64
+
+
+def tally(scores: Tensor, y: Tensor, members: Tensor) -> Tally:
+    """Of class scores (…, n, classes); `members` (n, G) float64: what examples count in groups.
 
     Sums are float64, so that they hardly depend on how examples are cut into chunks.
     """
     of_class = scores.gather(-1, y.expand(scores.shape[:-1])[..., None])[..., 0]
     losses = scores.logsumexp(dim=-1) - of_class
-    return losses.sum(dim=-1, dtype=torch.float64), (scores.argmax(dim=-1) == y).sum(dim=-1)
+    hits = (scores.argmax(dim=-1) == y).sum(dim=-1)
+    return Tally(losses.sum(dim=-1, dtype=torch.float64), hits, losses.double() @ members)

@@ -23,6 +23,7 @@ class Stream(IntEnum):
     NOISE_LEVEL = 7  # ()
     SPLIT = 8  # (): validation and test halves of the held-out examples
     SYNTHETIC = 9  # (client)
+    GROUPS = 10  # (): clusters of validation examples
 
 
 def rng_for(seed: int, stream: Stream, *ids: int) -> np.random.Generator:

@@ -28,6 +28,7 @@ NAMES = {
     "fedprox": "FedProx",
     "power-of-choice": "Power-of-Choice",
     "centralised": "Centralised",
+    "greedyfed-classes": "GreedyFed by class",
 }
 #: algorithm -> test accuracy in % (seeds, rounds)
 Curves = dict[str, NDArray[np.float64]]

@@ -8,28 +8,36 @@ from common.evaluation import Evaluation
 from common.params import Vector
 from common.wire import ClientUpdate
 from server_app.round import Round
-from server_app.state import ServerState
+from server_app.state import InGroups, ServerState
 from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
 from server_app.valuation import (
     NOT_VALUED,
+    CachedUtility,
     Floats,
     ShapleyEstimate,
     UtilityError,
     Valuation,
 )
 
+#: In place of a loss of 0, in nats.
+TINY = 1e-12
+
 
 class Aggregate(NamedTuple):
     """The average (D,), its loss and accuracy on the validation split, and the values.
 
     `leave_one_out` (M,) is by how many nats the average's loss is lower than without each client;
-    NaN where the valuation had no need to know.
+    NaN where the valuation had no need to know. `group_losses` (G,) are its losses in each group of
+    the examples that values rest on, and `in_groups` what the clients are worth there; None where
+    that was not asked.
     """
 
     params: Vector
     val: Evaluation
     estimate: ShapleyEstimate
     leave_one_out: Floats
+    group_losses: Floats
+    in_groups: InGroups | None
 
 
 def aggregate(
@@ -53,7 +61,7 @@ def aggregate(
     with now.phase("value"):
         average = ModelAverageUtility(model, before.params, stacked, weights)
         whole = model.valued_on is model.val  # then the losses of both models are known
-        empty = -before.val_loss if whole else None
+        empty = -np.array([before.val_loss, *before.group_losses]) if whole else None
         utility = average.cached(empty)
         estimate = valuation(utility, len(updates), rng) if valuation else NOT_VALUED
         loss = -float(utility(everyone)[0])
@@ -61,4 +69,21 @@ def aggregate(
         if not np.isfinite(val.loss):
             raise UtilityError(f"the validation loss of the average is {val.loss}")
         without = utility.known(~np.eye(len(updates), dtype=bool))
-        return Aggregate(params, val, estimate, -loss - without)
+        by_group = -utility.in_groups(everyone)[0]
+        worth = _in_groups(utility, estimate)
+        return Aggregate(params, val, estimate, -loss - without, by_group, worth)
+
+
+def _in_groups(utility: CachedUtility, estimate: ShapleyEstimate) -> InGroups | None:
+    """The values in each group, and what each update alone gains; zeros in a truncated round.
+
+    Only `tmc` may have left out an update alone, which is evaluated here.
+    """
+    values = estimate.group_values
+    if not values.size:
+        return None
+    if estimate.ended == "between":
+        return InGroups(values, np.zeros_like(values))
+    alone, nobody = np.eye(len(values), dtype=bool), np.zeros((1, len(values)), dtype=bool)
+    before, after = -utility.in_groups(nobody), -utility.in_groups(alone)
+    return InGroups(values, (before - after) / np.maximum(np.maximum(before, after), TINY))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.config import RunConfig, SelectionConfig
+from server_app.coverage import GreedyByGroup
 from server_app.selection import (
     UCB,
     First,
@@ -45,6 +46,7 @@ class Algorithm:
 #: both by the configuration that the server sends (common/config.py), and in nothing here.
 ALGORITHMS = {
     "greedyfed": Algorithm(lambda c: RoundRobinFirst(Greedy()), "gtg", strategy=GreedyFed),
+    "greedyfed-classes": Algorithm(lambda c: RoundRobinFirst(GreedyByGroup()), "gtg"),
     "ucb": Algorithm(lambda c: RoundRobinFirst(UCB(c.ucb_beta)), "gtg"),
     "sfedavg": Algorithm(
         lambda c: SFedAvg(c.sfedavg_alpha),
@@ -56,6 +58,12 @@ ALGORITHMS = {
     "power-of-choice": Algorithm(lambda c: PowerOfChoice(c.poc_decay, c.poc_candidates)),
     "centralised": Algorithm(lambda c: First(), cohort=1),
 }
+
+
+def is_valued(config: RunConfig) -> bool:
+    """Whether clients get values in a run of this configuration."""
+    row = ALGORITHMS[config.selection.algorithm]
+    return valuation_from(config.valuation, row.valuation) is not None
 
 
 def build_strategy(config: RunConfig, **parts: Any) -> SelectiveFedAvg:

@@ -15,7 +15,8 @@ from safetensors.torch import save
 from common.config import ConfigError, RunConfig
 from common.datasets import load_splits
 from common.models import build_model, check_device
-from server_app.algorithms import build_strategy
+from server_app.algorithms import build_strategy, is_valued
+from server_app.groups import grouping_from
 from server_app.loggers import Loggers, check_loggers
 from server_app.privacy import check_accountant, releases, spent_epsilon
 from server_app.run_directory import (
@@ -66,10 +67,14 @@ def main(grid: Grid, context: Context) -> None:
         config.device,
         valuation.valuation_examples,
         valuation.valuation_memory,
+        grouping_from(valuation, config.seed) if is_valued(config) else None,
     )
     directory = RunDirectory(config)
     try:
-        state = directory.load() or model.initial_state()
+        before = directory.load()
+        if before and not before.group_losses.size:
+            model.without_groups()  # begun by a version that told none apart
+        state = before or model.initial_state()
         with Loggers(config, directory.path) as loggers:
             _train(grid, config, model, directory, state, loggers)
     finally:
@@ -173,6 +178,8 @@ def _summary(
             "times_selected": chosen.count(client_id),
             "times_counted": int(stats.count[k]),
         }
+        if stats.group_value.size:
+            figures["class_values"] = stats.group_value[k].tolist()
         clients.append(about | figures | spent.get(client_id, {}))
     keys = "round", "val_loss", "val_accuracy", "test_loss", "test_accuracy"
     last = {k: history[-1][k] for k in keys if k in history[-1]}  # old rounds lack val_accuracy

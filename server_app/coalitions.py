@@ -16,7 +16,8 @@ from common.errors import GreedyfedError
 
 Floats = NDArray[np.float64]
 Coalitions = NDArray[np.bool_]
-#: (C, M) coalitions -> (C,) utilities; the empty coalition is the previous global model.
+#: (C, M) coalitions -> (C,) utilities; the empty coalition is the previous global model. Or
+#: (C, 1 + G): the utilities, and those in each of G groups of examples.
 Utility = Callable[[Coalitions], Floats]
 Ended = Literal["exact", "between", "converged", "cap", "budget", "none"]
 
@@ -32,6 +33,9 @@ class ShapleyEstimate:
     `std_error` does not cover the bias of truncation, which is below ε per client. `ended` is
     `exact`, `between` (the round was truncated), `converged`, `cap` (the permutations or coalitions
     ran out), `budget` (the evaluations or seconds did) or `none` (nothing was valued).
+
+    `group_values` (M, G) are the values in the games of G groups of examples, from the same
+    coalitions: a value is the sum of these, weighted by the groups' shares.
     """
 
     values: Floats
@@ -40,6 +44,7 @@ class ShapleyEstimate:
     num_evaluations: int
     truncated: Literal["none", "between", "within"]
     ended: Ended
+    group_values: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 #: The values of a round in which nobody asked for any.
@@ -79,7 +84,8 @@ class CachedUtility:
 
     Args:
         utility: the utility to be called.
-        empty: utility of the empty coalition where it is known already (last round's v_M).
+        empty: utility of the empty coalition where it is known already (last round's v_M), or
+            (1 + G,) with those in each group.
         weights: (M,), what each player counts in a coalition's average; None: all the same.
         points: (M, D), what is averaged, so that coalitions with close averages have close
             utilities; None: the players are equally far from one another.
@@ -90,7 +96,7 @@ class CachedUtility:
     def __init__(
         self,
         utility: Utility,
-        empty: float | None = None,
+        empty: float | Floats | None = None,
         weights: Floats | None = None,
         points: NDArray[Any] | None = None,
         part: "CachedUtility | None" = None,
@@ -99,8 +105,9 @@ class CachedUtility:
         self._utility = utility
         self.weights, self.points, self.part = weights, points, part
         self._cost, self._count = cost, 0
-        self._empty = empty
+        self._empty = None if empty is None else np.atleast_1d(empty)
         self._known: dict[bytes, float] = {}
+        self._known_in_groups: dict[bytes, Floats] = {}
 
     @property
     def num_evaluations(self) -> int:
@@ -113,23 +120,39 @@ class CachedUtility:
         Raises:
             UtilityError: when a utility is NaN or infinite, naming the coalition.
         """
+        return np.array([self._known[key] for key in self._evaluated(coalitions)])
+
+    def in_groups(self, coalitions: Coalitions) -> Floats:
+        """Utilities (C, G) of coalitions (C, M) in each group of examples.
+
+        Raises:
+            UtilityError: as a call.
+        """
+        return np.stack([self._known_in_groups[key] for key in self._evaluated(coalitions)])
+
+    def _evaluated(self, coalitions: Coalitions) -> list[bytes]:
+        """The keys of coalitions (C, M), now known."""
         keys = [row.tobytes() for row in np.packbits(coalitions, axis=1)]
         new = {}
         for index, key in enumerate(keys):
             if key not in self._known and key not in new:
                 if self._empty is not None and not coalitions[index].any():
-                    self._known[key] = self._empty
+                    self._keep(key, self._empty)
                 else:
                     new[key] = index
         if new:
             values = self._utility(coalitions[list(new.values())])
             self._count += len(new)
             for (key, index), value in zip(new.items(), values, strict=True):
-                if not np.isfinite(value):
+                row = np.atleast_1d(value)
+                if not np.isfinite(row[0]):
                     members = np.flatnonzero(coalitions[index]).tolist()
-                    raise UtilityError(f"the utility of the coalition {members} is {value}")
-                self._known[key] = float(value)
-        return np.array([self._known[key] for key in keys])
+                    raise UtilityError(f"the utility of the coalition {members} is {row[0]}")
+                self._keep(key, row)
+        return keys
+
+    def _keep(self, key: bytes, row: Floats) -> None:
+        self._known[key], self._known_in_groups[key] = float(row[0]), row[1:]
 
     def known(self, coalitions: Coalitions) -> Floats:
         """Utilities (C,) of coalitions (C, M) as far as they were evaluated, else NaN; free."""
@@ -139,19 +162,23 @@ class CachedUtility:
 
 def unchanged(utility: CachedUtility, m: int) -> ShapleyEstimate:
     """The zeros (M,) of a round that changed the loss by less than ε (paper, Alg. 2)."""
-    zeros = np.zeros(m)
-    return ShapleyEstimate(zeros, zeros, 0, utility.num_evaluations, "between", "between")
+    zeros, spent = np.zeros(m), utility.num_evaluations
+    in_groups = np.zeros((m, utility.in_groups(np.zeros((1, m), dtype=bool)).shape[1]))
+    return ShapleyEstimate(zeros, zeros, 0, spent, "between", "between", in_groups)
 
 
 def exact_shapley(utility: CachedUtility, m: int, rng: np.random.Generator) -> ShapleyEstimate:
     """The exact value from all 2^M coalitions (paper, "Shapley-Value for Client Valuation")."""
     masks = np.arange(2**m)
     coalitions = (masks[:, None] >> np.arange(m) & 1).astype(bool)
-    u = utility(coalitions)
+    u, in_groups = utility(coalitions), utility.in_groups(coalitions)
     size = coalitions.sum(axis=1)
     weight = np.array([1 / (m * comb(m - 1, s)) for s in range(m)])
-    values = np.empty(m)
+    values, group_values = np.empty(m), np.empty((m, in_groups.shape[1]))
     for k in range(m):
         without = masks[~coalitions[:, k]]
-        values[k] = weight[size[without]] @ (u[without | (1 << k)] - u[without])
-    return ShapleyEstimate(values, np.zeros(m), 0, utility.num_evaluations, "none", "exact")
+        share, joined = weight[size[without]], without | (1 << k)
+        values[k] = share @ (u[joined] - u[without])
+        group_values[k] = share @ (in_groups[joined] - in_groups[without])
+    spent = utility.num_evaluations
+    return ShapleyEstimate(values, np.zeros(m), 0, spent, "none", "exact", group_values)

@@ -135,6 +135,12 @@ class Process:
         sums: Floats = self._effects(nodes).T @ self._residual
         return sums
 
+    def sums_of_all(self, nodes: Nodes, in_groups: Floats) -> tuple[Floats, Floats]:
+        """`sums`, and those of other utilities (n, G) by the same linear map, (M, G)."""
+        effects, centred = self._effects(nodes).T, in_groups - in_groups.mean(axis=0)
+        others = np.linalg.solve(self._factor, centred)
+        return effects @ self._residual, effects @ others
+
     def std_error(self, nodes: Nodes) -> Floats:
         """Posterior standard deviations of `sums`, (M,)."""
         each = self._geometry.kernels(nodes.coalitions, nodes.coalitions)
@@ -226,6 +232,13 @@ def kriging_shapley(
         if len(rows) + more >= everything:
             return exact_shapley(utility, m, rng)
         rows = more_coalitions(rows, more, rng)
-    nodes = shapley_nodes(m, 1500, 600)
-    values = (everyone - empty) / m + process.sums(nodes) + rest.sums(nodes)
-    return ShapleyEstimate(values, error, 0, utility.num_evaluations, "none", ended)
+    nodes, first = shapley_nodes(m, 1500, 600), first_design(m)
+    of_part, in_groups = process.sums_of_all(nodes, some.in_groups(rows))
+    of_rest, rest_in_groups = rest.sums_of_all(
+        nodes, utility.in_groups(first) - some.in_groups(first)
+    )
+    values = (everyone - empty) / m + of_part + of_rest
+    ends = utility.in_groups(np.array([[False] * m, [True] * m]))
+    group_values = (ends[1] - ends[0]) / m + in_groups + rest_in_groups
+    spent = utility.num_evaluations
+    return ShapleyEstimate(values, error, 0, spent, "none", ended, group_values)

@@ -99,12 +99,15 @@ def _sample(
     A sweep is made whole: M (M − 1) evaluations at most, as all permutations end with everyone.
     """
     drawn: list[Floats] = []  # per sweep: marginal contributions, (permutations, M)
+    empty = utility.in_groups(np.zeros((1, m), dtype=bool))  # (1, G)
+    in_groups = np.zeros((m, empty.shape[1]))  # sum of marginal contributions
     ended: Ended = "cap"
     truncated = False
     for permutations in sweeps:
         rows = np.arange(len(permutations))
         marginal, v = np.empty(permutations.shape), np.full(len(permutations), v0)
         prefix = np.zeros(permutations.shape, dtype=bool)
+        of_groups = np.repeat(empty, len(permutations), axis=0)  # as v, (permutations, G)
         for j in range(m):
             prefix[rows, permutations[:, j]] = True
             live = np.abs(v_all - v) >= epsilon
@@ -112,6 +115,9 @@ def _sample(
             after = v.copy()
             if live.any():
                 after[live] = utility(prefix[live])
+                more = utility.in_groups(prefix[live])
+                np.add.at(in_groups, permutations[live, j], more - of_groups[live])
+                of_groups[live] = more
             marginal[rows, permutations[:, j]] = after - v
             v = after
         drawn.append(marginal)
@@ -129,6 +135,7 @@ def _sample(
         utility.num_evaluations,
         "within" if truncated else "none",
         ended,
+        in_groups / len(samples),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from common.evaluation import Evaluation
 from server_app.state import RoundRecord, ServerState
-from server_app.valuation import NOT_VALUED, ShapleyEstimate
+from server_app.valuation import NOT_VALUED, Floats, ShapleyEstimate
 
 
 @dataclass
@@ -34,9 +34,13 @@ class Round:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
+    def _by_group(self, values: Floats) -> dict[str, list[float]]:
+        return dict(zip(self.valued, values.tolist(), strict=True)) if values.size else {}
+
     def record(self, state: ServerState, test: Evaluation) -> RoundRecord:
         """The line of history.jsonl, given the state after the round and its test metrics."""
         value_of = dict(zip(state.stats.client_ids, state.stats.value.tolist(), strict=True))
+        rows = [state.stats.index(c) for c in self.valued if state.stats.group_value.size]
         answered = len(self.cohort) - len(self.failures)
         size = state.params.nbytes
         return RoundRecord(
@@ -47,9 +51,12 @@ class Round:
             cumulative={c: value_of[c] for c in self.valued},
             leave_one_out=self.leave_one_out,
             gain=self.gain,
+            class_shapley=self._by_group(self.estimate.group_values),
+            class_cumulative=self._by_group(state.stats.group_value[rows]),
             evaluations=self.estimate.num_evaluations,
             valuation_end=self.estimate.ended,
             val_loss=state.val_loss,
+            class_losses=state.group_losses.tolist(),
             val_accuracy=self.val_accuracy,
             test_loss=test.loss,
             test_accuracy=test.accuracy,

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -254,6 +255,12 @@ def _state_bytes(state: ServerState) -> bytes:
         "failures": stats.failures,
         "retry_round": stats.retry_round,
     }
+    if state.group_losses.size:
+        arrays |= {
+            "group_value": stats.group_value,
+            "group_gain": stats.group_gain,
+            "group_losses": state.group_losses,
+        }
     about = {"round": state.round, "val_loss": state.val_loss, "client_ids": stats.client_ids}
     # One metadata entry: safetensors writes several in a random order, and equal states should be
     # equal files.
@@ -264,9 +271,9 @@ def read_state(path: Path) -> ServerState:
     with safe_open(path, framework="numpy") as file:
         about = json.loads(file.metadata()["about"])
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
-    params = arrays.pop("params")
+    params, by_group = arrays.pop("params"), arrays.pop("group_losses", np.zeros(0))
     stats = ClientStats(tuple(about["client_ids"]), **arrays)
-    return ServerState(about["round"], params, stats, about["val_loss"])
+    return ServerState(about["round"], params, stats, about["val_loss"], by_group)
 
 
 def _versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Client selection: policies without state that choose the cohort of a round."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,6 +27,8 @@ class SelectionView:
     available: NDArray[np.bool_]  # (N,)
     #: Asks clients (k,) for the global model's loss on their data (k,); −inf without an answer.
     local_losses: Callable[[Indices], Floats] = _nobody_asked
+    #: The share of each group of validation examples in the present loss, (G,); sums to 1.
+    group_weights: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def candidates(self) -> Indices:

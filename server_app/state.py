@@ -1,7 +1,7 @@
 """What the server has learned so far: the model, and the statistics of every client."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,16 @@ class ClientStats:
     num_examples: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     failures: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # in a row
     retry_round: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # not asked before
+    #: Cumulative values in each group of examples, (N, G).
+    group_value: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    #: By which share their updates alone change the loss of each group, mean of rounds, (N, G).
+    group_gain: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @classmethod
+    def of_groups(cls, num_groups: int) -> Self:
+        """No clients yet, whose values are told apart by group."""
+        none = np.zeros((0, num_groups))
+        return cls(group_value=none, group_gain=none)
 
     def index(self, client_id: str) -> int:
         return self.client_ids.index(client_id)
@@ -42,6 +52,8 @@ class ClientStats:
             num_examples=np.array([known[c] for c in ids], np.int64),
             failures=np.concatenate([self.failures, zeros]),
             retry_round=np.concatenate([self.retry_round, zeros]),
+            group_value=np.pad(self.group_value, ((0, len(new)), (0, 0))),
+            group_gain=np.pad(self.group_gain, ((0, len(new)), (0, 0))),
         )
 
     def with_round(
@@ -51,17 +63,31 @@ class ClientStats:
         failed: Ints,
         values: NDArray[np.float64] | None,
         cumulative: "Cumulative",
+        in_groups: "InGroups | None" = None,
     ) -> Self:
         """The statistics after a round: indices of who succeeded (m,) and failed, values (m,)."""
         value, count = self.value.copy(), self.count.copy()
+        group_value, group_gain = self.group_value.copy(), self.group_gain.copy()
         failures, retry = self.failures.copy(), self.retry_round.copy()
         if values is not None:
             value[succeeded] = cumulative(value[succeeded], count[succeeded], values)
+        if in_groups is not None and group_value.size:
+            old, before = group_value[succeeded], count[succeeded][:, None]
+            group_value[succeeded] = cumulative(old, before, in_groups.values)
+            group_gain[succeeded] = Cumulative()(group_gain[succeeded], before, in_groups.gains)
         count[succeeded] += 1
         failures[succeeded], retry[succeeded] = 0, 0
         failures[failed] += 1
         retry[failed] = server_round + 2 ** np.minimum(failures[failed], MAX_BACK_OFF)
-        return replace(self, value=value, count=count, failures=failures, retry_round=retry)
+        return replace(
+            self,
+            value=value,
+            count=count,
+            failures=failures,
+            retry_round=retry,
+            group_value=group_value,
+            group_gain=group_gain,
+        )
 
 
 @dataclass(frozen=True)
@@ -79,18 +105,30 @@ class Cumulative:
     def __call__(
         self, old: NDArray[np.float64], count: Ints, new: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Cumulative values (m,) from old ones, times valued before, and this round's."""
+        """Cumulative values from old ones, times valued before, and this round's, all (m, …)."""
         if self.kind == "mean":
             return (count * old + new) / (count + 1)
         average = self.alpha * old + (1 - self.alpha) * new
         return np.where(count == 0, new, average) if self.kind == "exponential" else average
 
 
+class InGroups(NamedTuple):
+    """What a round's clients are worth in each group of examples, (m, G).
+
+    `values` are their Shapley values in nats; `gains` what the update of each alone does to the
+    loss, (before − after) / max(before, after): from −1 to 1, and 1 where it makes it vanish.
+    """
+
+    values: NDArray[np.float64]
+    gains: NDArray[np.float64]
+
+
 @dataclass(frozen=True, eq=False)
 class ServerState:
     """The checkpoint: the model (D,) after `round` rounds, its validation loss and the statistics.
 
-    The loss is v_0 of the next round, which need not be evaluated again.
+    The loss is v_0 of the next round, which need not be evaluated again. `group_losses` (G,) are
+    those in each group of the examples on which coalitions are evaluated.
 
     There is no generator state: every round's generators are derived from the seed.
     """
@@ -99,13 +137,15 @@ class ServerState:
     params: Vector
     stats: ClientStats
     val_loss: float
+    group_losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True)
 class RoundRecord:
     """One line of history.jsonl: clients by id, losses in nats, accuracy in 0..1, seconds by phase.
 
-    `shapley`, `std_error` and `cumulative` hold the clients that were valued in this round.
+    `shapley`, `std_error`, `cumulative`, and by group of examples (G,) `class_shapley` and
+    `class_cumulative`, hold the clients that were valued in this round.
     `gain` is by how much the validation loss fell, which is what the values share out.
     `leave_one_out` is by how much it would have fallen less without a client, all else the same,
     of those for whom the valuation had to evaluate that coalition.
@@ -118,9 +158,12 @@ class RoundRecord:
     cumulative: dict[str, float]
     leave_one_out: dict[str, float]
     gain: float
+    class_shapley: dict[str, list[float]]
+    class_cumulative: dict[str, list[float]]
     evaluations: int
     valuation_end: str
     val_loss: float
+    class_losses: list[float]  # (G,)
     val_accuracy: float
     test_loss: float
     test_accuracy: float
@@ -129,4 +172,5 @@ class RoundRecord:
     bytes: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        return self.__dict__
+        """Without what is told by group, where nothing is."""
+        return {k: v for k, v in self.__dict__.items() if v or not k.startswith("class_")}

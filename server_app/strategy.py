@@ -160,7 +160,9 @@ class SelectiveFedAvg(Strategy):
             waiting = np.flatnonzero(free & ~available)
             order = np.argsort(stats.retry_round[waiting], kind="stable")
             available[waiting[order][:missing]] = True
-        view = SelectionView(now.number, wanted, stats, available, self._local_losses)
+        weights = self._model.group_shares * self.state.group_losses
+        weights = weights / (weights.sum() or 1.0)
+        view = SelectionView(now.number, wanted, stats, available, self._local_losses, weights)
         rng = rng_for(self._seed, Stream.SELECT, now.number, *([now.attempts] * (now.attempts > 0)))
         cohort = [stats.client_ids[k] for k in self._policy.select(view, rng)]
         now.cohort += cohort
@@ -257,8 +259,11 @@ class SelectiveFedAvg(Strategy):
         now.gain = self.state.val_loss - result.val.loss
         succeeded = np.array([stats.index(u.client_id) for u in updates], np.int64)
         failed = np.array([stats.index(c) for c in now.failures], np.int64)
-        stats = stats.with_round(server_round, succeeded, failed, valued, self._cumulative)
-        now.after = ServerState(server_round, result.params, stats, result.val.loss)
+        stats = stats.with_round(
+            server_round, succeeded, failed, valued, self._cumulative, result.in_groups
+        )
+        val_loss, by_group = result.val.loss, result.group_losses
+        now.after = ServerState(server_round, result.params, stats, val_loss, by_group)
         now.val_accuracy = result.val.accuracy
         return result.params
 

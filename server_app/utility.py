@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.datasets import Dataset
-from common.evaluation import Evaluation, evaluate, tally
+from common.evaluation import Evaluation, Tally, evaluate, tally
 from common.models import ModelError
 from common.params import Vector
 from common.stack import ModelStack
 from common.wire import Task
+from server_app.groups import Grouping, ungrouped
 from server_app.state import ClientStats, ServerState
 from server_app.valuation import CachedUtility, Coalitions, Floats
 
@@ -62,6 +63,7 @@ class ServerModel:
         valuation_examples: validation examples on which coalitions are evaluated, a fixed part in
             which the classes have the shares that they have in the whole; 0: all.
         memory: MiB that the models and activations of many coalitions may take at a time.
+        grouping: the groups of validation examples whose losses are told apart; None: none are.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ServerModel:
         device: str = "cpu",
         valuation_examples: int = 0,
         memory: int = 256,
+        grouping: Grouping | None = None,
     ) -> None:
         self.model = model.to(device)
         self.task = Task(tuple(val.x.shape[1:]), num_classes)
@@ -83,12 +86,24 @@ class ServerModel:
             order = torch.channels_last  # convolutions are twice as fast (docs/performance.md)
             self.model.to(memory_format=order)
         self.val, self._test = val.to(device, order), test.to(device, order)
-        self.valued_on, n = self.val, len(val)
+        members = (grouping or ungrouped)(val, num_classes)  # (n, G)
+        #: The share of each group in the validation split, (G,).
+        self.group_shares: Floats = members.mean(dim=0).numpy()
+        # What an example counts in its group's loss, so that all losses are means over examples.
+        members = members / members.mean(dim=0).clamp(min=1 / len(val))
+        self.valued_on, self.members, n = self.val, members.to(device), len(val)
         if 0 < valuation_examples < n:
-            self.valued_on = val.stratified(valuation_examples).to(device, order)
             n = valuation_examples
+            self.valued_on = val.stratified(n).to(device, order)
+            self.members = members[val.stratum(n)].to(device)
         large = n >= MIN_PARTS * PART
         self.part = val.stratified(PART).to(device, order) if large else None
+        self.members_of_part = members[val.stratum(PART if large else 0)].to(device)
+
+    def without_groups(self) -> None:
+        """Tell no groups apart from now on."""
+        self.group_shares = self.group_shares[:0]
+        self.members, self.members_of_part = self.members[:, :0], self.members_of_part[:, :0]
 
     def initial_state(self) -> ServerState:
         """Before the first round: the network as it was given, no clients.
@@ -102,7 +117,8 @@ class ServerModel:
             raise ModelError(
                 f"the initial model's validation loss is {loss}; mend the model's factory"
             )
-        return ServerState(0, params, ClientStats(), loss)
+        by_group = -self.utility(params, self.valued_on, self.members)[1:]
+        return ServerState(0, params, ClientStats.of_groups(len(by_group)), loss, by_group)
 
     def val_loss(self, params: Vector) -> float:
         """Mean cross-entropy on the validation split, in nats."""
@@ -113,10 +129,11 @@ class ServerModel:
         self.spec.load(self.model, params)
         return evaluate(self.model, self.val, self.rows(1))
 
-    def loss(self, params: Vector, data: Dataset) -> float:
-        """Mean cross-entropy in nats on some examples."""
+    def utility(self, params: Vector, data: Dataset, members: Tensor) -> Floats:
+        """−(mean cross-entropy in nats) of some examples, and in each group, (1 + G,)."""
         self.spec.load(self.model, params)
-        return evaluate(self.model, data, self.rows(1)).loss
+        found = evaluate(self.model, data, self.rows(1), members)
+        return -np.array([found.loss, *found.by_group])
 
     def test(self, params: Vector) -> Evaluation:
         """Loss and accuracy on the test split, which no decision of the server uses."""
@@ -163,7 +180,8 @@ class ServerModel:
 class ModelAverageUtility:
     """U(S) = −(loss of the n_k-weighted average of S on `ServerModel.valued_on`).
 
-    U(∅) is that of the previous model.
+    U(∅) is that of the previous model. The utilities in each group of examples come from the same
+    forward pass; U is their sum, weighted by the groups' shares.
 
     Source: paper, "Shapley-Value for Client Valuation", and Alg. 2, line 2.
 
@@ -174,7 +192,7 @@ class ModelAverageUtility:
     Args:
         previous: (D,), the global model that the clients started from.
         updates: (M, D); weights: (M,), the numbers of examples n_k.
-        data: other examples than `ServerModel.valued_on`.
+        data: other examples than `ServerModel.valued_on`, and their `members`.
 
     Attributes:
         accuracy: of the average of all updates, NaN until that has been evaluated.
@@ -186,28 +204,30 @@ class ModelAverageUtility:
         previous: Vector,
         updates: Vector,
         weights: NDArray[np.float64],
-        data: Dataset | None = None,
+        data: tuple[Dataset, Tensor] | None = None,
     ) -> None:
         self._model, self._previous, self._weights = model, previous, weights
-        self._data = model.valued_on if data is None else data
+        self._data, self._members = data or (model.valued_on, model.members)
         self._given = updates
         self._updates = torch.from_numpy(updates).to(model.val.x.device)
         self.accuracy = float("nan")
 
-    def cached(self, empty: float | None = None) -> CachedUtility:
+    def cached(self, empty: float | Floats | None = None) -> CachedUtility:
         """The game that an estimator is given; `empty` is U(∅) where it is known already."""
         model, weights, points, part = self._model, self._weights, self._given, None
         if model.part is not None:
-            some = ModelAverageUtility(model, self._previous, points, weights, model.part)
+            examples = model.part, model.members_of_part
+            some = ModelAverageUtility(model, self._previous, points, weights, examples)
             cost = len(model.part) / len(self._data)
             part = CachedUtility(some, None, weights, points, cost=cost)
         return CachedUtility(self, empty, weights, points, part)
 
     def __call__(self, coalitions: Coalitions) -> Floats:
-        utilities = np.empty(len(coalitions))
+        """Of coalitions (C, M), (C, 1 + G): the utility, and that in each group; (C,) without."""
+        utilities = np.empty((len(coalitions), 1 + len(self._model.group_shares)))
         empty = ~coalitions.any(axis=1)
         if empty.any():
-            utilities[empty] = -self._model.loss(self._previous, self._data)
+            utilities[empty] = self._model.utility(self._previous, self._data, self._members)
         rows = np.flatnonzero(~empty)
         for start in range(0, len(rows), self._model.block):
             part = rows[start : start + self._model.block]
@@ -215,11 +235,11 @@ class ModelAverageUtility:
             utilities[part] = -losses
             for index in np.flatnonzero(coalitions[part].all(axis=1)):
                 self.accuracy = float(accuracies[index])
-        return utilities
+        return utilities if utilities.shape[1] > 1 else utilities[:, 0]
 
     def _evaluate(self, shares: Floats) -> tuple[Floats, Floats]:
-        """Losses (C,) in nats and accuracies (C,) of averages with `shares` (C, M)."""
-        data, stack, count = self._data, self._model.stack, len(shares)
+        data, members = self._data, self._members
+        stack, count = self._model.stack, len(shares)
         with torch.inference_mode():
             mix = torch.from_numpy(shares).to(self._updates)
             outputs = self._first_outputs if count > 1 else None
@@ -228,17 +248,18 @@ class ModelAverageUtility:
             scores = stack.whole(average) if outputs is None else stack.rest(average)
             step = self._model.rows(count)
 
-            def part(start: int) -> tuple[Tensor, Tensor]:
+            def part(start: int) -> Tally:
                 rows = slice(start, start + step)
                 given = data.x[rows]
                 if outputs is not None:
                     mixed = mix @ outputs[:, rows].flatten(1)
                     given = mixed.view(count, -1, outputs.shape[2])
-                return tally(scores(given), data.y[rows])
+                return tally(scores(given), data.y[rows], members[rows])
 
             parts = self._model.each(part, range(0, len(data), step))
-            losses, correct = (torch.stack(sums).sum(dim=0) for sums in zip(*parts, strict=True))
-            return losses.cpu().numpy() / len(data), correct.cpu().numpy() / len(data)
+            sums = (torch.stack(each).sum(dim=0).cpu() for each in zip(*parts, strict=True))
+            losses, correct, in_groups = (each.numpy() / len(data) for each in sums)
+            return np.column_stack([losses, in_groups]), correct
 
     @cached_property
     def _first_outputs(self) -> Tensor | None:

@@ -130,6 +130,7 @@ KINDS: dict[str, dict[str, Provoke]] = {
             "-c", "valuation=exact", "-c", "num-clients=20", "-c", "clients-per-round=15"
         ),
         "a budget too small for one value of each client": run("-c", "valuation-max-evaluations=5"),
+        "groups of a validation set of images by a column": run("-c", "valuation-groups=column"),
         "`dataset = own` in a simulation": run("-c", "dataset=own", "--data-dir", "x.npz"),
         "more clients than the examples suffice for": run("-c", "num-clients=500"),
         "a split that no draw gives": run("-c", "num-clients=30", "-c", "dirichlet-alpha=1e-4"),

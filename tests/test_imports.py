@@ -38,6 +38,7 @@ NUMPY_ONLY = {
     "server_app/selection.py",
     "server_app/state.py",
     "server_app/coalitions.py",
+    "server_app/coverage.py",
     "server_app/kriging.py",
     "server_app/permutations.py",
     "server_app/valuation.py",

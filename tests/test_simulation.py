@@ -45,9 +45,14 @@ def nothing_left():
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_ray_equals_the_in_process_grid(small, tmp_path):
+@pytest.mark.parametrize("algorithm", ["greedyfed", "greedyfed-classes"])
+def test_ray_equals_the_in_process_grid(small, tmp_path, algorithm):
     config = small.with_values(
-        num_rounds=8, noise_sigma=0.1, straggler_fraction=0.5, clients_per_round=3
+        algorithm=algorithm,
+        num_rounds=8,
+        noise_sigma=0.1,
+        straggler_fraction=0.5,
+        clients_per_round=3,
     )
     local = history_of(run(config.with_values(output_dir=str(tmp_path / "local"))))
     directory = ray(config.with_values(loggers="tensorboard"))
@@ -58,6 +63,7 @@ def test_ray_equals_the_in_process_grid(small, tmp_path):
         assert theirs["test_accuracy"] == pytest.approx(ours["test_accuracy"], abs=1e-4)
         assert theirs["val_loss"] == pytest.approx(ours["val_loss"], abs=1e-5)
         assert theirs["shapley"] == pytest.approx(ours["shapley"], abs=1e-5)
+        assert theirs["class_losses"] == pytest.approx(ours["class_losses"], abs=1e-5)
 
 
 @pytest.mark.usefixtures("nothing_left")
