@@ -166,18 +166,18 @@ def test_records_tell_values_and_losses_by_class(skewed):
     y = load_splits(config.data, config.seed).val.y.numpy()
     shares = np.bincount(y, minlength=10) / len(y)
     for before, after in pairwise(history):
-        assert after["class_losses"] @ shares == pytest.approx(after["val_loss"], abs=1e-6)
+        assert after["class_losses"] @ shares == pytest.approx(after["val_loss"], abs=3e-6)
         values = np.array([after["class_shapley"][c] for c in after["shapley"]])
-        np.testing.assert_allclose(values @ shares, list(after["shapley"].values()), atol=1e-6)
+        np.testing.assert_allclose(values @ shares, list(after["shapley"].values()), atol=3e-6)
         gains = np.subtract(before["class_losses"], after["class_losses"])
-        np.testing.assert_allclose(values.sum(axis=0), gains, atol=1e-6)
+        np.testing.assert_allclose(values.sum(axis=0), gains, atol=3e-6)
         cumulative = np.array([after["class_cumulative"][c] for c in after["cumulative"]])
         np.testing.assert_allclose(
-            cumulative @ shares, list(after["cumulative"].values()), atol=1e-6
+            cumulative @ shares, list(after["cumulative"].values()), atol=3e-6
         )
     clients = json.loads((directory_of(config) / "summary.json").read_text())["clients"]
     for client in clients:
-        assert np.array(client["class_values"]) @ shares == pytest.approx(client["value"], abs=1e-6)
+        assert np.array(client["class_values"]) @ shares == pytest.approx(client["value"], abs=3e-6)
 
 
 def test_runs_without_values_tell_nothing_by_class(small):
@@ -199,7 +199,7 @@ def test_gains_are_those_of_the_updates_alone(skewed):
     assert (np.abs(gains) <= 1).all()
     # gain = 1 − after / before where it is positive, else before / after − 1
     after = [np.where(g > 0, before * (1 - g), before / (1 + g)) for g in gains[rows]]
-    np.testing.assert_allclose(after[1] - after[0], one - two, rtol=1e-6)
+    np.testing.assert_allclose(after[1] - after[0], one - two, rtol=1e-4)
 
 
 @pytest.mark.parametrize("keys", [{"valuation_groups": "none"}, {"valuation_clusters": 1}])
