@@ -15,9 +15,9 @@ COLUMNS = {
     "asked": "rounds in which it was asked to train",
     "answered": "rounds in which it sent an answer, usable or not",
     "failed": "rounds in which it gave no usable update, for a reason that the run records",
-    "left_out": "rounds that went on without its update, which was a spare one",
+    "left_out": "rounds that went on without its update, which was a spare one, or broke off",
     "counted": "rounds whose average has its update: asked = counted + failed + left_out",
-    "frequency": "asked / rounds of the run",
+    "frequency": "asked / rounds of the run, with one that broke off",
     "valued": "rounds with a Shapley value of it",
     "sum": "sum of its Shapley values",
     "sum_se": "standard error of the sum: root of the sum of squares of the rounds' own, which "
@@ -118,6 +118,11 @@ def ledger_of(run: RunData) -> Ledger:
             "The run did not record what its first round gained; it is taken to be the sum of that "
             "round's values."
         )
+    if broken := _broken_off(run):
+        notes.append(
+            f"Round {broken['round']} broke off: {len(broken['failures'])} of "
+            f"{len(broken['asked'])} clients asked failed; `greedyfed status` says why."
+        )
     if gain is not None and gain <= 0:
         notes.append("The validation loss did not fall: there is no improvement to share.")
     if run.config.get("valuation-examples"):
@@ -160,6 +165,11 @@ def counted(record: Record, answered: set[str]) -> set[str]:
     return set(record["shapley"]) or answered - record["failures"].keys()
 
 
+def _broken_off(run: RunData) -> Record | None:
+    """The round that ended without a record, as it does when too few clients give an update."""
+    return run.unfinished if run.state == "stopped" else None
+
+
 def _gains(records: Sequence[Record]) -> list[RoundGain]:
     gains = list[RoundGain]()
     before: float | None = None
@@ -181,18 +191,23 @@ def _accounts(run: RunData, gain: float | None) -> Iterator[Account]:
     for record, answered in zip(run.rounds, told, strict=True):
         for client in record["cohort"]:
             mine[client].append((record, answered))
+    broken = _broken_off(run) or {"asked": (), "answered": (), "failures": {}}
+    num_rounds = len(run.rounds) + bool(broken["asked"])
     for client, rounds in mine.items():
-        num_failed = sum(client in record["failures"] for record, _ in rounds)
+        asked = len(rounds) + (client in broken["asked"])
+        failed = sum(client in record["failures"] for record, _ in rounds)
+        failed += client in broken["failures"]
         num_counted = sum(client in counted(record, answered) for record, answered in rounds)
         yield Account(
             client=client,
             examples=run.clients[client].get("num_examples"),
-            asked=len(rounds),
-            answered=sum(client in answered for _, answered in rounds),
-            failed=num_failed,
-            left_out=len(rounds) - num_failed - num_counted,
+            asked=asked,
+            answered=sum(client in answered for _, answered in rounds)
+            + (client in broken["answered"]),
+            failed=failed,
+            left_out=asked - failed - num_counted,
             counted=num_counted,
-            frequency=len(rounds) / len(run.rounds) if run.rounds else 0.0,
+            frequency=asked / num_rounds if num_rounds else 0.0,
             **_values(client, [record for record, _ in rounds], gain),
         )
 

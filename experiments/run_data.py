@@ -66,6 +66,8 @@ class RunData:
             `num_examples`, and once the run is complete all that summary.json has (`value`,
             `label_histogram`, `local_epochs`, `noise_sigma`, …); what a client does not tell is
             missing or None.
+        unfinished: the round that has no record, as it broke off, or goes on and has failures:
+            `round`, the clients `asked`, those who `answered`, and `failures`, client -> why.
     """
 
     path: Path
@@ -77,6 +79,7 @@ class RunData:
     events: Sequence[dict[str, Any]]
     summary: dict[str, Any] | None
     clients: dict[str, dict[str, Any]]
+    unfinished: Record | None = None
 
     @property
     def num_rounds(self) -> int:
@@ -99,13 +102,17 @@ def read_run(path: Path) -> RunData:
     if summary is not None:
         known = {c.pop("client_id"): c for c in summary.pop("clients")}
         clients = known | {c: about for c, about in clients.items() if c not in known}
-    for record in rounds:
-        for client in record["cohort"]:
-            clients.setdefault(client, {})
     if summary is not None and summary["status"] == "complete":
         state: Literal["complete", "running", "stopped"] = "complete"
     else:
         state = "running" if is_held(path) else "stopped"
+    events = read_events(path)
+    unfinished = None if state == "complete" else _unfinished(events, len(rounds) + 1)
+    if unfinished is not None and state == "running" and not unfinished["failures"]:
+        unfinished = None
+    for cohort in [r["cohort"] for r in rounds] + ([unfinished["asked"]] if unfinished else []):
+        for client in cohort:
+            clients.setdefault(client, {})
     return RunData(
         path=path,
         run_id=about["run-id"],
@@ -113,9 +120,10 @@ def read_run(path: Path) -> RunData:
         config=about["config"],
         versions=about.get("versions", {}),
         rounds=rounds,
-        events=read_events(path),
+        events=events,
         summary=summary,
         clients=clients,
+        unfinished=unfinished,
     )
 
 
@@ -196,6 +204,24 @@ def _summary(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, one_line(error)) from error
     return summary
+
+
+def _unfinished(events: Sequence[Record], number: int) -> Record | None:
+    """What events tell of a round that has no record; of one begun anew, the last try."""
+    asked, answered, failures = list[str](), list[str](), dict[str, str]()
+    for event in events:
+        if event["round"] != number:
+            continue
+        if event["event"] == "asked":
+            if set(asked) & set(event["clients"]):
+                asked, answered, failures = [], [], {}
+            asked = asked + event["clients"]
+        elif event["event"] == "answered":
+            answered.append(event["client"])
+        elif event["event"] == "failed":
+            failures[event["client"]] = event["why"]
+    told = {"round": number, "asked": asked, "answered": answered, "failures": failures}
+    return told if asked else None
 
 
 def _clients(path: Path) -> dict[str, dict[str, Any]]:

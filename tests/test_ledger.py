@@ -14,6 +14,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from common.config import RunConfig
+from common.errors import RunFailedError
 from experiments.ledger import COLUMNS, ledger_of
 from experiments.ledger_formats import as_csv, as_json, as_markdown
 from experiments.local_grid import FIRST_CLIENT_NODE
@@ -98,6 +99,22 @@ def test_failures_silence_and_spares_are_told_apart(small, spares):
     assert bool(silent.left_out) == bool(spares)
     for a in accounts.values():
         assert a.asked == a.counted + a.failed + a.left_out
+
+
+def test_a_round_that_broke_off_is_counted(small):
+    with pytest.raises(RunFailedError):
+        run(small, faults=dict.fromkeys(range(6), "raises"))
+    data = read_run(directory_of(small))
+    ledger, lost = ledger_of(data), data.unfinished
+    assert (data.rounds, lost["round"]) == ([], 1)
+    assert len(lost["failures"]) == len(lost["asked"]) == len(set(lost["asked"])) > 0
+    assert "the disk of this client is full" in next(iter(lost["failures"].values()))
+    for a in ledger.clients:
+        of_it = a.client in lost["asked"]
+        assert (a.asked, a.failed, a.counted, a.left_out) == (of_it, of_it, 0, 0)
+        assert a.frequency == of_it
+    count = len(lost["asked"])
+    assert f"Round 1 broke off: {count} of {count} clients asked failed" in " ".join(ledger.notes)
 
 
 def test_the_forms_agree_to_the_last_digit(path):
