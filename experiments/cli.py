@@ -1,6 +1,8 @@
 """The `greedyfed` command."""
 
+import errno
 import logging
+import os
 import signal
 import sys
 import tempfile
@@ -216,6 +218,9 @@ class _Remote:
             Flwr(Path(home), self.address, ca_file).train(config, directory, progress)
 
 
+_OUTPUT_LOST = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
 class Stopped(BaseException):
     """A signal asks to stop: what was started must be ended, and what was learned saved."""
 
@@ -250,7 +255,9 @@ def main(commands: typer.Typer = app) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        sys.exit(commands(standalone_mode=False) or 0)
+        code = commands(standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(code)
     except click.UsageError as error:  # an unknown option, a missing argument
         print(f"greedyfed: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -260,6 +267,17 @@ def main(commands: typer.Typer = app) -> None:
         sys.exit(error.exit_code)
     except Stopped as stop:
         sys.exit(128 + stop.signal)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OUTPUT_LOST:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be written
+        if error.errno == errno.EPIPE:  # as of `| head`: its reader has had enough
+            sys.exit(128 + signal.SIGPIPE)
+        print(
+            f"greedyfed: output cannot be written: {error.strerror}; give it another place",
+            file=sys.stderr,
+        )
+        sys.exit(1)
 
 
 if __name__ == "__main__":

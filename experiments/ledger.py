@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import fsum, inf, sqrt
+from importlib.util import find_spec
+from math import fsum, hypot, inf
 from statistics import stdev
 from typing import Any
 
 from experiments.run_data import Record, RunData
+from server_app.privacy import releases, spent_epsilon
 
 #: The columns of the ledger. Losses, values and gains are in nats.
 COLUMNS = {
@@ -18,6 +20,8 @@ COLUMNS = {
     "left_out": "rounds that went on without its update, which was a spare one, or broke off",
     "counted": "rounds whose average has its update: asked = counted + failed + left_out",
     "frequency": "asked / rounds of the run, with one that broke off",
+    "epsilon": "the ε that it spent so far at the run's privacy-delta; infinite if without limit, "
+    "none where the run reports none",
     "valued": "rounds with a Shapley value of it",
     "sum": "sum of its Shapley values",
     "sum_se": "standard error of the sum: root of the sum of squares of the rounds' own, which "
@@ -52,6 +56,7 @@ class Account:
     left_out: int
     counted: int
     frequency: float
+    epsilon: float | None
     valued: int
     sum: float | None
     sum_se: float | None
@@ -191,6 +196,7 @@ def _accounts(run: RunData, gain: float | None) -> Iterator[Account]:
     for record, answered in zip(run.rounds, told, strict=True):
         for client in record["cohort"]:
             mine[client].append((record, answered))
+    epsilons = _epsilons(run)
     broken = _broken_off(run) or {"asked": (), "answered": (), "failures": {}}
     num_rounds = len(run.rounds) + bool(broken["asked"])
     for client, rounds in mine.items():
@@ -208,6 +214,7 @@ def _accounts(run: RunData, gain: float | None) -> Iterator[Account]:
             left_out=asked - failed - num_counted,
             counted=num_counted,
             frequency=asked / num_rounds if num_rounds else 0.0,
+            epsilon=epsilons.get(client),
             **_values(client, [record for record, _ in rounds], gain),
         )
 
@@ -220,7 +227,7 @@ def _values(client: str, records: list[Record], gain: float | None) -> dict[str,
     if valued:
         values, last = [r["shapley"][client] for r in valued], valued[-1]
         total = fsum(values)
-        error = sqrt(fsum(r["std_error"].get(client, 0.0) ** 2 for r in valued))
+        error = hypot(*(r["std_error"].get(client, 0.0) for r in valued))
         figures |= {
             "sum": total,
             "sum_se": error,
@@ -241,6 +248,18 @@ def _values(client: str, records: list[Record], gain: float | None) -> dict[str,
             "loss_with": last["val_loss"],
         }
     return figures
+
+
+def _epsilons(run: RunData) -> dict[str, float]:
+    """As the run reports them at its end; before it, from its events."""
+    told = {c: about["epsilon"] for c, about in run.clients.items() if "epsilon" in about}
+    if told:  # JSON has no infinity
+        return {c: inf if epsilon is None else epsilon for c, epsilon in told.items()}
+    delta = float(run.config.get("privacy-delta", 0.0))
+    if run.summary is not None or not delta or not find_spec("opacus"):
+        return {}
+    clip_norm, released = float(run.config["clip-norm"]), releases(run.events, run.rounds)
+    return {c: spent_epsilon(released.get(c, {}), clip_norm, delta) for c in run.clients}
 
 
 def _class_sums(records: Sequence[Record]) -> dict[str, list[float]]:

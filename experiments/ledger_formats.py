@@ -73,8 +73,9 @@ def sentences(ledger: Ledger) -> list[str]:
     told = [f"{ledger.num_rounds} rounds ({ledger.state}), {len(ledger.clients)} clients."]
     if ledger.gain is not None and ledger.shared is not None and ledger.residual is not None:
         told.append(
-            f"The validation loss fell by {ledger.gain:.6g} nats; the values of all rounds share "
-            f"out {ledger.shared:.6g} of that, residual {ledger.residual:.3g}."
+            f"The validation loss {'fell' if ledger.gain >= 0 else 'rose'} by "
+            f"{abs(ledger.gain):.6g} nats; the values of all rounds add up to {ledger.shared:.6g}, "
+            f"residual {ledger.residual:.3g}."
         )
     return told + ledger.notes
 

@@ -4,49 +4,24 @@ Nothing is written, and a run may be read while it goes.
 """
 
 import fcntl
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError, safe_open
-
 from common.config import Scalar
-from common.errors import GreedyfedError, one_line
+from experiments.run_files import (
+    Record,
+    RunDataError,
+    check_together,
+    read_checkpoint,
+    read_config,
+    read_rounds,
+    read_summary,
+)
 from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY, read_events
 
-Record = dict[str, Any]
-Figures = dict[str, float]
-
-
-class _Record(BaseModel):
-    """What a line of history.jsonl must have; later versions may add to it, old ones lack some."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    round: int
-    cohort: list[str]
-    shapley: Figures
-    std_error: Figures
-    cumulative: Figures
-    evaluations: int
-    valuation_end: str
-    val_loss: float
-    test_loss: float
-    test_accuracy: float
-    failures: dict[str, str]
-    seconds: Figures
-    bytes: Figures
-    val_accuracy: float = 0.0
-    gain: float = 0.0
-    leave_one_out: Figures = {}
-    class_shapley: dict[str, list[float]] = {}
-
-
-class RunDataError(GreedyfedError):
-    """There is no run to read, or its files cannot be read."""
+__all__ = ["Record", "RunData", "RunDataError", "find_runs", "is_held", "read_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +38,8 @@ class RunData:
         events: the lines of events.jsonl, oldest first; old runs have none.
         summary: summary.json without its clients; None before the run's end.
         clients: what is known of each client by its id, in the order of their arrival:
-            `num_examples`, and once the run is complete all that summary.json has (`value`,
-            `label_histogram`, `local_epochs`, `noise_sigma`, …); what a client does not tell is
+            `num_examples` and `value`, and once the run is complete all that summary.json has
+            (`label_histogram`, `local_epochs`, `noise_sigma`, …); what a client does not tell is
             missing or None.
         unfinished: the round that has no record, as it broke off, or goes on and has failures:
             `round`, the clients `asked`, those who `answered`, and `failures`, client -> why.
@@ -93,16 +68,19 @@ def read_run(path: Path) -> RunData:
     A last line cut short is left out.
 
     Raises:
-        RunDataError: no run there, a folder of something else, or a damaged file.
+        RunDataError: no run there, a folder of something else, a damaged file, or files that do
+            not belong together.
     """
-    about = _config(path)
-    rounds = _rounds(path / HISTORY)
-    summary = _summary(path / SUMMARY)
-    clients = _clients(path / STATE)
+    _need_run(path)
+    about = read_config(path / CONFIG)
+    # The run's last file first: a run that goes on meanwhile seems no damaged one.
+    summary = read_summary(path / SUMMARY)
+    done, clients = read_checkpoint(path / STATE)
+    rounds = read_rounds(path / HISTORY, about["config"])
+    check_together(path / HISTORY, about["config"], rounds, done, summary)
     if summary is not None:
         known = {c.pop("client_id"): c for c in summary.pop("clients")}
         clients = known | {c: about for c, about in clients.items() if c not in known}
-    if summary is not None and summary["status"] == "complete":
         state: Literal["complete", "running", "stopped"] = "complete"
     else:
         state = "running" if is_held(path) else "stopped"
@@ -138,7 +116,7 @@ def find_runs(path: Path) -> list[Path]:
 def is_held(path: Path) -> bool:
     """Whether a process is at the run: its lock is held."""
     try:
-        with open(path / ".lock") as lock:
+        with open(path / ".lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -147,63 +125,15 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        about: dict[str, Any] = json.loads((path / CONFIG).read_text())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if not path.is_dir():
-            what = "a file" if path.exists() else "no such folder"
-            raise RunDataError(f"{path}: {what}; give a run directory") from error
-        inside = len(find_runs(path))
-        hint = f"holds {inside} runs; give one of them" if inside else "give a run directory"
-        raise RunDataError(f"{path}: no run here, it has no {CONFIG}; {hint}") from error
-    except (OSError, ValueError) as error:
-        raise RunDataError(
-            f"{path / CONFIG}: cannot be read: {one_line(error)}; give a run directory that can"
-        ) from error
-    config = about.get("config") if isinstance(about, dict) else None
-    if not isinstance(config, dict) or not isinstance(about.get("run-id"), str):
-        raise RunDataError(f"{path / CONFIG}: is not that of a run; give a run directory")
-    if not {"algorithm", "seed", "num-rounds"} <= config.keys():
-        raise RunDataError(
-            f"{path / CONFIG}: lacks algorithm, seed or num-rounds; give a run of this project"
-        )
-    return about
-
-
-def _rounds(path: Path) -> list[Record]:
-    try:
-        text = path.read_text() if path.exists() else ""
-    except (OSError, ValueError) as error:
-        raise _damaged(path, one_line(error)) from error
-    lines, records = text.splitlines(), list[Record]()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):  # still being written, or cut short by a kill
-                break
-            raise _damaged(path, f"line {number} is no JSON") from error
-        try:
-            _Record.model_validate(record)
-        except ValidationError as error:
-            what = error.errors()[0]
-            where = ".".join(map(str, what["loc"])) or "it"
-            raise _damaged(path, f"line {number}: {where}: {what['msg'].lower()}") from error
-        if record["round"] != number:
-            raise _damaged(path, f"line {number} is round {record['round']}")
-        records.append(record)
-    return records
-
-
-def _summary(path: Path) -> dict[str, Any] | None:
-    try:
-        summary = json.loads(path.read_text()) if path.exists() else None
-        if summary is not None:
-            _ = summary["status"], [client["client_id"] for client in summary["clients"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, one_line(error)) from error
-    return summary
+def _need_run(path: Path) -> None:
+    if (path / CONFIG).exists():
+        return
+    if not path.is_dir():
+        what = "a file" if path.exists() else "no such folder"
+        raise RunDataError(f"{path}: {what}; give a run directory")
+    inside = len(find_runs(path))
+    hint = f"holds {inside} runs; give one of them" if inside else "give a run directory"
+    raise RunDataError(f"{path}: no run here, it has no {CONFIG}; {hint}")
 
 
 def _unfinished(events: Sequence[Record], number: int) -> Record | None:
@@ -222,20 +152,3 @@ def _unfinished(events: Sequence[Record], number: int) -> Record | None:
             failures[event["client"]] = event["why"]
     told = {"round": number, "asked": asked, "answered": answered, "failures": failures}
     return told if asked else None
-
-
-def _clients(path: Path) -> dict[str, dict[str, Any]]:
-    """Client ids and numbers of examples of the checkpoint, without loading its model."""
-    if not path.exists():
-        return {}
-    try:
-        with safe_open(path, framework="numpy") as file:
-            ids = json.loads(file.metadata()["about"])["client_ids"]
-            sizes = file.get_tensor("num_examples").tolist()
-        return {c: {"num_examples": n} for c, n in zip(ids, sizes, strict=True)}
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, one_line(error)) from error
-
-
-def _damaged(path: Path, why: str) -> RunDataError:
-    return RunDataError(f"{path}: cannot be read: {why}; restore the file, or give another run")

@@ -1,101 +1,67 @@
 """How a run stands, from its directory alone: `greedyfed status`."""
 
-import json
 import time
 from collections import Counter
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
-from safetensors import SafetensorError
 
-from common.config import ConfigError, RunConfig
-from common.errors import GreedyfedError
-from experiments.run_data import find_runs, is_held
-from server_app.privacy import releases, spent_epsilon
-from server_app.run_directory import CONFIG, STATE, SUMMARY, read_events, read_history, read_state
-from server_app.state import ServerState
-
-
-class StatusError(GreedyfedError):
-    """There is no run to look at, or it cannot be read."""
+from experiments.ledger import ledger_of
+from experiments.run_data import RunData, RunDataError, find_runs, read_run
 
 
 def status(path: Path) -> Group:
     """A run's state, its round under way, and its clients; of a folder of runs, a line for each.
 
     Raises:
-        StatusError: no run there, or files that cannot be read.
+        RunDataError: no run there, or files that cannot be read; in a folder, the line says so.
     """
-    if (path / CONFIG).is_file():
-        return _run(path)
     runs = find_runs(path)
-    if not runs:
-        raise StatusError(f"{path}: no run here; give a run directory, or a folder of them")
+    if runs == [path] or not runs:
+        return _run(read_run(path))
     table = _table("", "run", "state", "rounds", "validation loss", "test accuracy")
-    for run in runs:
-        config, history = _read(run)
-        last = history[-1] if history else {}
+    for each in runs:
+        name = str(each.relative_to(path))
+        try:
+            run = read_run(each)
+        except RunDataError as error:
+            table.add_row(name, f"damaged: {str(error).removeprefix(f'{each}/')}", "", "", "")
+            continue
+        last = run.rounds[-1] if run.rounds else {}
         table.add_row(
-            str(run.relative_to(path)),
-            _state(run, history),
-            f"{len(history)}/{config.num_rounds}",
+            name,
+            run.state,
+            f"{len(run.rounds)}/{run.num_rounds}",
             f"{last['val_loss']:.4f}" if last else "",
             f"{last['test_accuracy']:.2%}" if last else "",
         )
     return Group(table)
 
 
-def _run(path: Path) -> Group:
-    config, history = _read(path)
-    events = read_events(path)
-    lines = [f"{path.name}: {_state(path, history)}, {len(history)} of {config.num_rounds} rounds"]
-    if history:
-        last = history[-1]
-        lines[0] += (
+def _run(run: RunData) -> Group:
+    line = f"{run.path.name}: {run.state}, {len(run.rounds)} of {run.num_rounds} rounds"
+    if run.rounds:
+        last = run.rounds[-1]
+        line += (
             f", validation loss {last['val_loss']:.4f}, test accuracy {last['test_accuracy']:.2%}"
         )
-    parts: list[str | Table] = list(lines)
-    now = [e for e in events if e["round"] == len(history) + 1]
-    if now and not (path / SUMMARY).exists():
+    parts: list[str | Table] = [line]
+    now = [e for e in run.events if e["round"] == len(run.rounds) + 1]
+    if now and run.state != "complete":
         parts.append(_round(now))
-    refused = {e["node"]: e for e in events if e["event"] == "refused"}
+    refused = {e["node"]: e for e in run.events if e["event"] == "refused"}
     if refused:
         table = _table("Nodes that were refused", "node", "round", "why")
         for node, event in refused.items():
             table.add_row(node, str(event["round"]), event["why"])
         parts.append(table)
-    if (path / STATE).exists():
-        parts.append(_clients(path, config, events))
+    if run.clients:
+        parts.append(_clients(run))
     return Group(*parts)
-
-
-def _read(path: Path) -> tuple[RunConfig, list[dict[str, Any]]]:
-    try:
-        about = json.loads((path / CONFIG).read_text())
-        return RunConfig.from_flat(about["config"]), read_history(path)
-    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-        first = str(error).partition("\n")[0]
-        raise StatusError(
-            f"{path / CONFIG}: cannot be read: {first}; give the directory of a run of this version"
-        ) from error
-
-
-def _state(path: Path, history: list[dict[str, Any]]) -> str:
-    """complete, running (its lock is held), stopped, or damaged: files that do not fit together."""
-    try:
-        if (path / STATE).exists() and _checkpoint(path).round > len(history):
-            return "damaged (history.jsonl lacks rounds)"
-    except StatusError:
-        return "damaged (state.safetensors cannot be read)"
-    if (path / SUMMARY).exists():
-        try:
-            return str(json.loads((path / SUMMARY).read_text())["status"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return "damaged (summary.json cannot be read; go on with --resume)"
-    return "running" if is_held(path) else "stopped"
 
 
 def _round(events: list[dict[str, Any]]) -> Table:
@@ -116,37 +82,26 @@ def _round(events: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _checkpoint(path: Path) -> ServerState:
-    try:
-        return read_state(path / STATE)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise StatusError(f"{path / STATE}: cannot be read: {error}; restore it") from error
-
-
-def _clients(path: Path, config: RunConfig, events: list[dict[str, Any]]) -> Table:
-    stats = _checkpoint(path).stats
-    asked = Counter(c for e in events if e["event"] == "asked" for c in e["clients"])
-    failures = [e for e in events if e["event"] == "failed"]
+def _clients(run: RunData) -> Table:
+    asked = Counter(c for e in run.events if e["event"] == "asked" for c in e["clients"])
+    failures = [e for e in run.events if e["event"] == "failed"]
     failed, why = Counter(e["client"] for e in failures), {e["client"]: e["why"] for e in failures}
-    clip_norm, delta = config.heterogeneity.clip_norm, config.heterogeneity.privacy_delta
-    released = releases(events, read_history(path)) if delta else {}
+    accounts = ledger_of(run).clients
+    private = any(a.epsilon is not None for a in accounts)
     table = _table("Clients", "client", "value", "n", "asked", "failed")
-    if delta:
-        table.add_column(f"ε (δ = {delta:g})", justify="right")
+    if private:
+        table.add_column(f"ε (δ = {run.config['privacy-delta']:g})", justify="right")
     table.add_column("last failure", overflow="fold")
-    for k in sorted(range(len(stats.client_ids)), key=lambda k: -stats.value[k]):
-        client = stats.client_ids[k]
-        epsilon = (
-            f"{spent_epsilon(released.get(client, {}), clip_norm, delta):.2f}" if delta else ""
-        )
+    for a in sorted(accounts, key=lambda a: inf if a.cumulative is None else -a.cumulative):
+        epsilon = "" if a.epsilon is None else f"{a.epsilon:.2f}".replace("inf", "∞")
         table.add_row(
-            client,
-            f"{stats.value[k]:+.4f}" if stats.count[k] else "none yet",
-            str(stats.num_examples[k]),
-            str(asked[client]),
-            str(failed[client]),
-            *([epsilon.replace("inf", "∞")] if delta else []),
-            why.get(client, ""),
+            a.client,
+            "none yet" if a.cumulative is None else f"{a.cumulative:+.4f}",
+            "?" if a.examples is None else str(a.examples),
+            str(asked[a.client]),
+            str(failed[a.client]),
+            *([epsilon] if private else []),
+            why.get(a.client, ""),
         )
     return table
 

@@ -20,8 +20,8 @@ def summary_table(path: Path) -> Group:
         FileNotFoundError: the run has not finished.
     """
     history = read_history(path)
-    clients = json.loads((path / SUMMARY).read_text())["clients"]
-    valued = any(record["shapley"] for record in history)
+    clients = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["clients"]
+    valued = {client for record in history for client in record["shapley"]}
     return Group(_rounds(history), _clients(clients, valued))
 
 
@@ -48,7 +48,7 @@ def epsilon_text(client: dict[str, Any]) -> str:
     return "∞" if epsilon is None else f"{epsilon:.2f}"
 
 
-def _clients(clients: list[dict[str, Any]], valued: bool) -> Table:
+def _clients(clients: list[dict[str, Any]], valued: set[str]) -> Table:
     table = Table(
         title="Most valuable clients" if valued else "Clients",
         title_justify="left",
@@ -62,12 +62,14 @@ def _clients(clients: list[dict[str, Any]], valued: bool) -> Table:
     private = any("epsilon" in c for c in clients)
     if private:
         table.add_column("ε", justify="right", no_wrap=True)
-    best = sorted(clients, key=lambda c: (-c["value"], -c["times_selected"]))[:_ROWS]
+    best = sorted(
+        clients, key=lambda c: (c["client_id"] not in valued, -c["value"], -c["times_selected"])
+    )[:_ROWS]
     for c in best:
         sigma, histogram = c.get("noise_sigma"), c.get("label_histogram")
         table.add_row(
             c["client_id"],
-            f"{c['value']:+.4f}" if valued else "–",
+            f"{c['value']:+.4f}" if c["client_id"] in valued else "–",
             str(c["times_selected"]),
             str(c.get("num_examples", "?")),
             str(c.get("local_epochs") or "?"),

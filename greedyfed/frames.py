@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from math import inf, nan
+from math import nan
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ class Run:
             `seconds`, `bytes_down` and `bytes_up`.
         clients: a row a client (index `client`), as in `greedyfed ledger`, whose columns
             `experiments.ledger.COLUMNS` explains; and `local_epochs` and `noise_sigma` where they
-            are known, `epsilon` and `delta` where the run reports them. `cumulative` is the value
+            are known, `delta` where the run reports an `epsilon`. `cumulative` is the value
             by which the run selects.
         labels: the clients' label histograms: client, label, examples. Simulated clients only, once
             the run is complete.
@@ -104,12 +104,10 @@ def _round(record: Record, counted: set[str]) -> dict[str, Any]:
 
 
 def _about(run: RunData, client: str) -> dict[str, Any]:
-    """What a client said of itself; an ε without limit, which JSON cannot say, is infinite."""
+    """What a client said of itself, and the δ of its ε."""
     about = run.clients[client]
-    spent = {key: about[key] for key in ("epsilon", "delta") if key in about}
-    if "epsilon" in spent and spent["epsilon"] is None:
-        spent["epsilon"] = inf
-    return {key: about.get(key) for key in ("local_epochs", "noise_sigma")} | spent
+    delta = {"delta": about["delta"]} if "delta" in about else {}
+    return {key: about.get(key) for key in ("local_epochs", "noise_sigma")} | delta
 
 
 def _labels(run: RunData) -> Iterator[tuple[str, int, int]]:

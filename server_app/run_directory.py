@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -34,6 +35,21 @@ _ABOUT = {
     "failed": {"client", "why"},
     "refused": {"node", "why"},
 }
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    event: str
+    time: float = Field(ge=0, le=1e100)
+    round: int = Field(ge=1)
+    clients: list[str] = []
+    client: str = ""
+    node: str = ""
+    why: str = ""
+    noise_sigma: float = Field(0.0, ge=0, le=1e100)
+
+
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 
 
@@ -238,9 +254,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     events = []
     with suppress(OSError):
         for line in (path / EVENTS).read_text(errors="replace").splitlines():
-            with suppress(ValueError, KeyError, TypeError):
+            with suppress(ValueError, KeyError, RecursionError):
                 event = json.loads(line)
-                if {"time", "round", *_ABOUT[event["event"]]} <= event.keys():
+                told = _Event.model_validate(event)
+                if _ABOUT[told.event] <= told.model_fields_set:
+                    line.encode()
                     events.append(event)
     return events
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_every_figure_follows_from_the_history(path):
         assert a.sum == exact_sum(values)
         assert a.mean == a.sum / len(values)
         errors = [Fraction(r["std_error"][a.client] ** 2) for r in valued]
-        assert a.sum_se == sqrt(exact_sum(errors))
+        assert a.sum_se == pytest.approx(sqrt(exact_sum(errors)), rel=1e-15)
         assert a.spread == (stdev(values) if len(values) > 1 else None)
         assert (a.latest, a.latest_round) == (values[-1], valued[-1]["round"])
         assert a.cumulative == valued[-1]["cumulative"][a.client]
@@ -143,8 +144,9 @@ def test_a_spreadsheet_takes_no_client_for_a_formula(path):
 
 
 def test_markdown_shows_a_client_as_it_is_called(path):
-    text = (path / "history.jsonl").read_text().replace('"partition-0"', '"a|b<i>_c"')
-    (path / "history.jsonl").write_text(text)
+    for name in ("history.jsonl", "summary.json"):
+        text = (path / name).read_text().replace('"partition-0"', '"a|b<i>_c"')
+        (path / name).write_text(text)
     assert "| a\\|b\\<i\\>\\_c |" in as_markdown(ledger_of(read_run(path)))
 
 
@@ -180,6 +182,7 @@ def test_no_improvement_no_shares(path):
     ledger = ledger_of(read_run(path))
     assert {a.share for a in ledger.clients} == {None}
     assert "did not fall" in ledger.notes[0]
+    assert f"The validation loss rose by {-ledger.gain:.6g} nats" in as_markdown(ledger)
 
 
 def test_values_by_class_are_summed(path):
@@ -198,4 +201,36 @@ def test_the_command(path, form):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     write = {"csv": as_csv, "json": as_json, "md": as_markdown}[form]
     assert done.stdout == write(ledger_of(read_run(path)))
-    assert ("share out" in done.stderr) == (form == "csv")
+    assert ("add up to" in done.stderr) == (form == "csv")
+
+
+def test_the_epsilon_of_a_run_is_the_same_before_its_end(small):
+    keys = {"noise_sigma": 3.0, "clip_norm": 1.0, "privacy_delta": 1e-4}
+    path = run(small.with_values(**keys))
+    told = {a.client: a.epsilon for a in ledger_of(read_run(path)).clients}
+    summary = json.loads((path / "summary.json").read_text())["clients"]
+    assert told == {
+        c["client_id"]: float("inf") if c["epsilon"] is None else c["epsilon"] for c in summary
+    }
+    (path / "summary.json").unlink()
+    assert {a.client: a.epsilon for a in ledger_of(read_run(path)).clients} == told
+    assert '"epsilon": null' in as_json(ledger_of(read_run(path)))
+
+
+def test_output_that_cannot_be_written_is_one_line(path):
+    command = [sys.executable, "-m", "experiments.cli", "ledger", str(path), "--format", "json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("greedyfed: output cannot be written: No space left on device")
+
+
+@pytest.mark.parametrize("command", ["ledger", "status"])
+def test_a_reader_that_has_had_enough_is_no_error(path, command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    line = [sys.executable, "-m", "experiments.cli", command, str(path)]
+    with open(writer, "w") as closed:
+        done = subprocess.run(line, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode != 0, done.stderr) == (True, "")

@@ -1,11 +1,14 @@
 """A run directory as the report, the ledger and `watch` read it."""
 
 import json
+import re
 import shutil
 
 import pytest
 
+from experiments.ledger import ledger_of
 from experiments.run_data import RunDataError, find_runs, read_run
+from experiments.status import status
 from server_app.run_directory import RunDirectory
 from tests.federation import history_of, run
 
@@ -52,6 +55,8 @@ def test_running_is_a_lock_that_is_held(small):
 
 @pytest.mark.parametrize("cut", [1, 20, 300])
 def test_a_last_line_cut_short_is_left_out(path, cut):
+    for name in ("summary.json", "state.safetensors"):  # not written yet
+        (path / name).unlink()
     history = path / "history.jsonl"
     history.write_bytes(history.read_bytes()[:-cut])
     assert len(read_run(path).rounds) == (6 if cut == 1 else 5)
@@ -86,6 +91,91 @@ def test_a_damaged_file_is_named_in_one_line(path, name, content, said):
         read_run(path)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def changed(path, name, change):
+    """Rewrites a file of JSON, or the second line of history.jsonl, as `change` leaves it."""
+    lines = (path / name).read_text().splitlines() if name == "history.jsonl" else []
+    content = json.loads(lines[1] if lines else (path / name).read_text())
+    change(content)
+    lines[1:2] = [json.dumps(content)]
+    (path / name).write_text("\n".join(lines) + "\n")
+
+
+def refused(path):
+    """What every command says of the run, in one line."""
+    with pytest.raises(RunDataError) as error:
+        read_run(path)
+    with pytest.raises(RunDataError, match=re.escape(str(error.value))):
+        status(path)
+    assert "\n" not in str(error.value)
+    str(error.value).encode()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200, 10**400, "x", None, [1.0]])
+@pytest.mark.parametrize("key", ["shapley", "cumulative", "leave_one_out", "seconds"])
+def test_figures_that_are_none(path, key, value):
+    changed(path, "history.jsonl", lambda r: r[key].update({next(iter(r[key])): value}))
+    assert f"history.jsonl: cannot be read: line 2: {key}." in refused(path)
+
+
+@pytest.mark.parametrize("error", [0.0, 1e200, float("inf")])
+def test_standard_errors_may_be_infinite(path, error):
+    def change(record):
+        record["std_error"] = dict.fromkeys(record["std_error"], error)
+
+    changed(path, "history.jsonl", change)
+    assert max(a.sum_se or 0.0 for a in ledger_of(read_run(path)).clients) >= error
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("config.json", lambda c: c["config"].update({"num-rounds": "abc"}), "num-rounds = "),
+        ("config.json", lambda c: c["config"].update({"num-rounds": None}), "config.num-rounds"),
+        ("config.json", lambda c: c["config"].update({"num-rounds": 3}), "more than the num-round"),
+        ("config.json", lambda c: c["config"].update({"num-rounds": 9}), "lacks rounds: 6 of 9"),
+        ("config.json", lambda c: c["config"].update({"clients-per-round": 1}), "more clients"),
+        ("config.json", lambda c: c["config"].update({"cumulative-alpha": "x"}), "cumulative-alp"),
+        ("config.json", lambda c: c.update({"run-id": "\ud800"}), "surrogates not allowed"),
+        ("history.jsonl", lambda r: r["shapley"].update(other=1.0), "'other' is not of the"),
+        ("history.jsonl", lambda r: r["failures"].update(other="x"), "'other' is not of the"),
+        ("history.jsonl", lambda r: r["cohort"].append("\ud800"), "line 2 is no JSON"),
+        ("history.jsonl", lambda r: r["cohort"].append(["a"]), "line 2: cohort.2"),
+        ("summary.json", lambda s: s.update(round=5), "is not that of summary.json"),
+        ("summary.json", lambda s: s.update(val_loss=0.5), "is not that of summary.json"),
+        ("summary.json", lambda s: s["clients"].pop(), "lacks the client"),
+        ("summary.json", lambda s: s["clients"][0].update(client_id=["a"]), "clients.0.client_id"),
+        ("summary.json", lambda s: s["clients"][0].update(num_examples="many"), "num_examples"),
+        ("summary.json", lambda s: s["clients"][0].update(label_histogram="a"), "label_histogram"),
+        ("summary.json", lambda s: s["clients"][0].update(value=float("nan")), "clients.0.value"),
+    ],
+)
+def test_content_of_no_run(path, name, change, said):
+    changed(path, name, change)
+    assert said in refused(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "summary.json", "history.jsonl"])
+def test_deep_nesting_and_a_folder_in_a_files_place(path, name):
+    (path / name).write_text("[" * 100_000 + "\n{}\n")
+    assert f"{name}: cannot be read" in refused(path)
+    (path / name).unlink()
+    (path / name).mkdir()
+    assert f"{name}: cannot be read" in refused(path)
+
+
+def test_events_of_something_else_are_left_out(path):
+    before = read_run(path).events
+    asked = {"time": 1.0, "round": 1, "event": "asked", "clients": ["a"]}
+    strange = [asked | {"round": "x"}, asked | {"round": -99}, asked | {"clients": 5}]
+    strange += [asked | {"time": float("nan")}, asked | {"clients": ["\ud800"]}, 3, [asked], {}]
+    strange += [{"time": 1.0, "round": 1, "event": "answered", "client": ["a"]}]
+    with open(path / "events.jsonl", "a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in strange)
+        file.write("[" * 100_000 + "\n")
+    assert read_run(path).events == before
 
 
 def test_a_missing_round_is_found(path):

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from common.errors import RunFailedError
-from experiments.status import StatusError, status
+from experiments.run_data import RunDataError
+from experiments.status import status
 from server_app.run_directory import RunDirectory, read_events
 from tests.federation import directory_of, history_of, run
 
@@ -88,11 +89,11 @@ def test_a_line_cut_short_by_a_kill_costs_only_itself(small):
 
 
 def test_what_is_not_a_run(small, tmp_path):
-    with pytest.raises(StatusError, match="no run here"):
+    with pytest.raises(RunDataError, match="no such folder"):
         status(tmp_path / "nowhere")
     path = run(small.with_values(num_rounds=1))
     (path / "config.json").write_text(json.dumps({"config": {"no-such-key": 1}}))
-    with pytest.raises(StatusError, match="cannot be read"):
+    with pytest.raises(RunDataError, match="is not that of a run"):
         status(path)
     command = [sys.executable, "-m", "experiments.cli", "status", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
