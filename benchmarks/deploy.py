@@ -107,7 +107,7 @@ def share(kind: str, which: Round) -> dict[str, float]:
 
 def read_rounds(log: Path) -> dict[str, list[Round]]:
     """The rounds of each kind that count; raises FlowerError when a client is missing."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     clients = [line for line in lines if "called" in line]
     found: dict[str, list[Round]] = {kind: [] for kind in KINDS}
     for server in (line for line in lines if line.get("position")):
@@ -136,7 +136,7 @@ def run_federation(folder: Path, num_rounds: int) -> dict[str, list[Round]]:
         }
     )
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in config.to_flat().items()]
-    (folder / "run.toml").write_text("".join(lines))
+    (folder / "run.toml").write_text("".join(lines), encoding="utf-8")
     os.environ[LOG] = str(folder / "log.jsonl")  # all processes of the federation inherit it
     nodes = {
         f"client-{i}": f'client-id="client-{i}" data-path="{folder}/data/client-{i}.npz"'
@@ -154,7 +154,10 @@ def run_federation(folder: Path, num_rounds: int) -> dict[str, list[Round]]:
             directory = folder / "runs" / config.run_id
             flwr.follow(str(answer["run-id"]), directory, progress, status_every=120.0)
         except FlowerError as error:
-            logs = [tail(log.read_text()) for log in (folder / "runs").glob("flower-*.log")]
+            logs = [
+                tail(log.read_text(encoding="utf-8"))
+                for log in (folder / "runs").glob("flower-*.log")
+            ]
             raise FlowerError("\n".join([str(error), *logs])) from None
     return read_rounds(folder / "log.jsonl")
 
@@ -165,14 +168,14 @@ def probe_app(folder: Path) -> Path:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PROJECT / package, folder / package, ignore=ignore)
     shutil.copy(Path(__file__).with_name("deploy_probe.py"), folder / "probe.py")
-    about = (PROJECT / "pyproject.toml").read_text()
+    about = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     for ours, probe in (
         ("server_app.app:app", "probe:server"),
         ("client_app.app:app", "probe:client"),
         ("fab-include = [", 'fab-include = ["probe.py", '),
     ):
         about = about.replace(ours, probe)
-    (folder / "pyproject.toml").write_text(about)
+    (folder / "pyproject.toml").write_text(about, encoding="utf-8")
     return folder
 
 

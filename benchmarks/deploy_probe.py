@@ -30,7 +30,7 @@ server = ServerApp()
 
 
 def write(**line: object) -> None:
-    with open(os.environ[LOG], "a") as log:
+    with open(os.environ[LOG], "a", encoding="utf-8") as log:
         log.write(json.dumps(line) + "\n")
 
 
@@ -72,7 +72,7 @@ def _age() -> float:
     """Seconds since this process was started; 0 where only Linux would say."""
     if sys.platform != "linux":
         return 0.0
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 

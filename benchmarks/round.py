@@ -168,7 +168,7 @@ def bench(
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as quiet:
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w", encoding="utf-8") as quiet:
         stdout, sys.stdout = sys.stdout, quiet
         try:
             accuracy, kept = bare_loop(config)  # also warms every cache

@@ -38,7 +38,7 @@ class Cell:
 @lru_cache(maxsize=1)
 def presets() -> dict[str, Any]:
     """paper.toml."""
-    return tomllib.loads((_HERE / "paper.toml").read_text())
+    return tomllib.loads((_HERE / "paper.toml").read_text(encoding="utf-8"))
 
 
 def key_of(algorithm: str) -> str:
@@ -50,7 +50,7 @@ def key_of(algorithm: str) -> str:
 def all_cells() -> tuple[Cell, ...]:
     """The 252 cells of the paper in its order, and the columns beyond it."""
     cells = []
-    with open(_HERE / "paper.csv", newline="") as file:
+    with open(_HERE / "paper.csv", newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             n, m, t = int(row["N"]), int(row["M"]), int(row["T"])
             figures = float(row["mean"]), float(row["std"])

@@ -45,8 +45,8 @@ class Run:
     @cached_property
     def _files(self) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
         try:
-            config = json.loads((self.path / CONFIG).read_text())["config"]
-            clients = json.loads((self.path / SUMMARY).read_text())["clients"]
+            config = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))["config"]
+            clients = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))["clients"]
             return config, clients, read_history(self.path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GreedyfedError(

@@ -54,7 +54,7 @@ class Flwr:
         self._home = home
         trust = f'root-certificates = "{ca_file}"' if ca_file else "insecure = true"
         (home / "config.toml").write_text(
-            f'[superlink.{_CONNECTION}]\naddress = "{address}"\n{trust}\n'
+            f'[superlink.{_CONNECTION}]\naddress = "{address}"\n{trust}\n', encoding="utf-8"
         )
 
     def __call__(self, *command: str, options: tuple[str, ...] = ()) -> str:
@@ -88,7 +88,7 @@ class Flwr:
             raise FlowerError(f"{PROJECT}: not a checkout of greedyfed; Flower needs its apps")
         run_config = self._home / "run.toml"
         lines = [f"{key} = {json.dumps(value)}" for key, value in config.to_flat().items()]
-        run_config.write_text("\n".join(lines) + "\n")
+        run_config.write_text("\n".join(lines) + "\n", encoding="utf-8")
         answer = self.json("run", str(PROJECT), options=("-c", str(run_config), *options))
         if not answer.get("success"):
             raise FlowerError(f"Flower refused the run: {answer.get('error-message', answer)}")
@@ -161,7 +161,7 @@ class Flwr:
         refresh()
         if status["status"] != "finished:completed" or not (directory / SUMMARY).exists():
             log = directory.parent / f"flower-{run_id}.log"
-            log.write_text(_COLOUR.sub("", self("log", run_id, options=("--show",))))
+            log.write_text(_COLOUR.sub("", self("log", run_id, options=("--show",))), "utf-8")
             details = " ".join(str(status.get("status-details", "")).split())
             kind = ServerAppDiedError if _DIED in details else FlowerError
             raise kind(

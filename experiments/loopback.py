@@ -46,7 +46,7 @@ class Federation:
         self.make_ca("ca")
         self._certify("server", "ca")
         secret = root / "secret"
-        secret.write_text("a secret of the executors, thirty-two bytes or more")
+        secret.write_text("a secret of the executors, thirty-two bytes or more", encoding="utf-8")
         secret.chmod(0o600)
         self.flwr = Flwr(root / "operator", self.address, root / "ca.crt")
 
@@ -70,7 +70,8 @@ class Federation:
 
     def _certify(self, name: str, ca: str) -> None:
         (self.root / "ext").write_text(
-            "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n"
+            "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n",
+            encoding="utf-8",
         )
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
         out = ["-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", "/CN=localhost"]
@@ -180,7 +181,10 @@ class Federation:
         try:
             wait_for(lambda: self.online() == count, 60, f"{count} clients online")
         except FlowerError as error:
-            logs = [tail((self.root / f"{name}.log").read_text()) for name in self.processes]
+            logs = [
+                tail((self.root / f"{name}.log").read_text(encoding="utf-8"))
+                for name in self.processes
+            ]
             raise FlowerError("\n".join([str(error), *logs])) from None
 
     def online(self) -> int:

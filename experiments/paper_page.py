@@ -51,11 +51,13 @@ def write(plan: Plan, cells: list[Cell], seeds: int, out: Path) -> None:
         return
     try:
         if suffix == ".md":
-            text = _page(plan, cells, seeds, out.read_text() if out.exists() else "")
+            text = _page(
+                plan, cells, seeds, out.read_text(encoding="utf-8") if out.exists() else ""
+            )
         else:
             text = _TEXTS[suffix](tables_of(plan, cells, seeds))
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise GreedyfedError(
             f"--out {out}: cannot be written: {error}; give a file that can"
@@ -83,7 +85,7 @@ def _section(plan: Plan, cells: list[Cell], seeds: int) -> str:
     hours = sum(_summary(run)["seconds"] for run in done) / 3600
     versions = dict[str, int]()
     for run in done:
-        about = json.loads((directory(run) / CONFIG).read_text())["versions"]
+        about = json.loads((directory(run) / CONFIG).read_text(encoding="utf-8"))["versions"]
         text = ", ".join(f"{k} {about.get(k, '?')}" for k in ("flwr", "torch", "numpy"))
         versions[text] = versions.get(text, 0) + 1
     cost = f"{len(done)} runs, {hours:.2f} hours of one core in all. Computed with " + "; ".join(
@@ -136,7 +138,7 @@ def _matters(key: str, keys: dict[str, bool | int | float | str]) -> bool:
 
 
 def _summary(run: RunConfig) -> dict[str, float]:
-    summary: dict[str, float] = json.loads((directory(run) / SUMMARY).read_text())
+    summary: dict[str, float] = json.loads((directory(run) / SUMMARY).read_text(encoding="utf-8"))
     return summary
 
 

@@ -45,7 +45,7 @@ def accuracies(folder: Path) -> Curves:
     settings: dict[str, dict[str, object]] = {}
     for path in sorted(folder.glob(f"*/{CONFIG}")):
         try:
-            config = json.loads(path.read_text())["config"]
+            config = json.loads(path.read_text(encoding="utf-8"))["config"]
             history = [100 * record["test_accuracy"] for record in read_history(path.parent)]
             name, num_rounds = config["algorithm"], config["num-rounds"]
         except (OSError, ValueError, KeyError, TypeError) as error:

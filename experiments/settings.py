@@ -56,7 +56,7 @@ def _absolute(key: str, path: str) -> str:
 def read_toml(path: Path) -> dict[str, Scalar]:
     """Keys of a TOML file; raises ConfigError naming the file."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
             f"--config {path}: {error}; give a TOML file of key = value lines"

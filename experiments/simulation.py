@@ -53,7 +53,7 @@ def _superlink(home: Path) -> Iterator[Flwr]:
     command = [str(bin_path("flower-superlink")), "--insecure", "--simulation"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
-    with open(home / "superlink.log", "w") as log:
+    with open(home / "superlink.log", "w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
             cwd=home / "cwd",
@@ -96,7 +96,7 @@ def _wait_for_health(process: subprocess.Popen[bytes], port: int, log: Path) -> 
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise FlowerError(f"Flower's SuperLink did not start:\n{tail(log.read_text())}")
+    raise FlowerError(f"Flower's SuperLink did not start:\n{tail(log.read_text(encoding='utf-8'))}")
 
 
 def _end_all(home: Path) -> None:

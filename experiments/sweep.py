@@ -90,7 +90,7 @@ def read_spec(path: Path, changes: Keys, yes: bool) -> list[RunConfig]:
         ConfigError: naming the file and what is wrong with it.
     """
     try:
-        groups = groups_of(tomllib.loads(path.read_text()))
+        groups = groups_of(tomllib.loads(path.read_text(encoding="utf-8")))
         groups = [{**group, **changes} for group in groups]
         check_count(count_runs(groups), yes)
         return expand(groups)

@@ -78,7 +78,7 @@ class RunDirectory:
         self._saved_at = 0.0
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "a+")  # noqa: SIM115  held until close
+            self._lock = open(self.path / ".lock", "a+", encoding="utf-8")  # noqa: SIM115  held until close
         except OSError as error:
             raise RunDirectoryError(
                 f"output-dir = {config.output_dir!r}: cannot be written: {error}; "
@@ -88,7 +88,7 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            owner = (self.path / ".lock").read_text() or "?"
+            owner = (self.path / ".lock").read_text(encoding="utf-8") or "?"
             raise RunDirectoryError(
                 f"{self.path}: another process ({owner}) is at this run; wait for it or stop it"
             ) from error
@@ -115,7 +115,7 @@ class RunDirectory:
             RunDirectoryError: a default is another one in this version, so it is another run.
         """
         try:
-            before = json.loads((self.path / CONFIG).read_text())
+            before = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
             versions, flat = before["versions"], before["config"]
         except (OSError, ValueError, KeyError, TypeError):
             return
@@ -136,7 +136,10 @@ class RunDirectory:
     def is_complete(self) -> bool:
         """Whether the run has ended, and its model and a readable summary are there."""
         try:
-            done = json.loads((self.path / SUMMARY).read_text())["status"] == "complete"
+            done = (
+                json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))["status"]
+                == "complete"
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return done and (self.path / MODEL).exists()
@@ -174,8 +177,8 @@ class RunDirectory:
         lines = [json.dumps(record) for record in history if record["round"] <= done]
         self.write(HISTORY, "".join(line + "\n" for line in lines).encode())
         with self._saving(EVENTS):
-            self._history = open(self.path / HISTORY, "a")  # noqa: SIM115  held until close
-            self._events = open(self.path / EVENTS, "a")  # noqa: SIM115  held until close
+            self._history = open(self.path / HISTORY, "a", encoding="utf-8")  # noqa: SIM115  held until close
+            self._events = open(self.path / EVENTS, "a", encoding="utf-8")  # noqa: SIM115  held until close
             self._events.write("\n")  # what follows is not part of a line cut short
         return state
 
@@ -238,7 +241,7 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     """The records of history.jsonl in a run directory; a last line cut short is left out."""
     records = []
     if (path / HISTORY).exists():
-        for line in (path / HISTORY).read_text().splitlines():
+        for line in (path / HISTORY).read_text(encoding="utf-8").splitlines():
             try:
                 records.append(json.loads(line))
             except json.JSONDecodeError:
@@ -253,12 +256,13 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """
     events = []
     with suppress(OSError):
-        for line in (path / EVENTS).read_text(errors="replace").splitlines():
+        for line in (path / EVENTS).read_text("utf-8", errors="replace").splitlines():
             with suppress(ValueError, KeyError, RecursionError):
                 event = json.loads(line)
                 told = _Event.model_validate(event)
                 if _ABOUT[told.event] <= told.model_fields_set:
-                    line.encode()
+                    if "\\ud" in line.lower():  # half of a pair is no text
+                        json.dumps(event, ensure_ascii=False).encode()
                     events.append(event)
     return events
 

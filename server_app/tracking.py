@@ -134,7 +134,7 @@ class MLflow:
         file = path / MLFLOW_RUN
         if file.exists():
             try:
-                run = self._client.get_run(file.read_text().strip())
+                run = self._client.get_run(file.read_text(encoding="utf-8").strip())
                 self._id, self._status = run.info.run_id, run.info.status
                 points = self._client.get_metric_history(self._id, "val_loss")
                 self.last = max((point.step for point in points), default=0)
@@ -146,7 +146,7 @@ class MLflow:
             tags = {"run_directory": str(path)}
             run = self._client.create_run(self._experiment(), began, tags, config.run_id)
             self._id, self._status = run.info.run_id, run.info.status
-            file.write_text(self._id + "\n")
+            file.write_text(self._id + "\n", encoding="utf-8")
         params = [Param(key, str(value)) for key, value in config.identity().items()]
         self._client.log_batch(self._id, params=params)
 

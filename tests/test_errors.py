@@ -322,6 +322,17 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "`greedyfed ledger` of a history of something else": command(
             "ledger", DIRECTORY, make=damaged("history.jsonl", b'{"round": 1}\n')
         ),
+        "`greedyfed ledger` of a config.json of something else": command(
+            "ledger",
+            DIRECTORY,
+            make=damaged(
+                "config.json",
+                b'{"run-id": "x", "config": {"algorithm": "ucb", "seed": 0, "num-rounds": "abc"}}',
+            ),
+        ),
+        "`greedyfed status` of a history that lacks rounds": command(
+            "status", DIRECTORY, make=damaged("history.jsonl", b"")
+        ),
         "`python -m experiments.plots` of a folder without runs": command(*PLOT, app=plots),
         "`python -m experiments.plots` of a damaged run": command(
             *PLOT, app=plots, make=damaged("config.json", b"junk")

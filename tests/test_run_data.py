@@ -142,7 +142,7 @@ def test_standard_errors_may_be_infinite(path, error):
         ("history.jsonl", lambda r: r["shapley"].update(other=1.0), "'other' is not of the"),
         ("history.jsonl", lambda r: r["failures"].update(other="x"), "'other' is not of the"),
         ("history.jsonl", lambda r: r["cohort"].append("\ud800"), "line 2 is no JSON"),
-        ("history.jsonl", lambda r: r["cohort"].append(["a"]), "line 2: cohort.2"),
+        ("history.jsonl", lambda r: r["cohort"].append(["a"]), "line 2: cohort."),
         ("summary.json", lambda s: s.update(round=5), "is not that of summary.json"),
         ("summary.json", lambda s: s.update(val_loss=0.5), "is not that of summary.json"),
         ("summary.json", lambda s: s["clients"].pop(), "lacks the client"),

@@ -11,6 +11,7 @@ from rich.console import Console
 from common.errors import RunFailedError
 from experiments.run_data import RunDataError
 from experiments.status import status
+from experiments.summary import summary_table
 from server_app.run_directory import RunDirectory, read_events
 from tests.federation import directory_of, history_of, run
 
@@ -86,6 +87,31 @@ def test_a_line_cut_short_by_a_kill_costs_only_itself(small):
     directory.note({"round": 1, "event": "asked", "clients": ["b"]})
     directory.close()
     assert [e["clients"] for e in read_events(directory.path)] == [["a"], ["b"]]
+
+
+def test_a_damaged_run_hides_no_other(small):
+    whole, other = run(small), run(small.with_values(seed=1))
+    (other / "history.jsonl").write_bytes(b"\xff\n{}\n")
+    text = shown(whole.parent)
+    assert f"{whole.name}" in text
+    assert "complete" in text
+    assert "damaged: history.jsonl: cannot be read" in " ".join(text.split())
+
+
+def test_who_was_never_valued_has_no_value_and_comes_last(small):
+    path = run(small, faults={2: "nan", 4: "raises"})
+    valued = {c for record in history_of(path) for c in record["shapley"]}
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(summary_table(path))
+    for text, none in ((capture.get(), "–"), (shown(path), "none yet")):
+        lines = [li.split(maxsplit=1) for li in text.splitlines() if "partition-" in li]
+        lines = [li for li in lines if li[0].startswith("partition-")]
+        assert len(lines) == 6 > len(valued)
+        assert [li[0] in valued for li in lines] == [True] * len(valued) + [False] * (
+            6 - len(valued)
+        )
+        assert all(li[1].startswith(none) != (li[0] in valued) for li in lines)
 
 
 def test_what_is_not_a_run(small, tmp_path):
