@@ -15,6 +15,8 @@ from server_app.run_directory import CONFIG, STATE, SUMMARY
 Record = dict[str, Any]
 #: No loss, value or time of a run comes near the limit, and sums of squares stay finite.
 Number = Annotated[float, Field(ge=-1e100, le=1e100)]
+#: That of the test split, which no one sums, may be infinite.
+TestLoss = Annotated[float, Field(allow_inf_nan=True)]
 #: Infinite where a single sample was drawn.
 StandardError = Annotated[float, Field(ge=0, allow_inf_nan=True)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -48,7 +50,7 @@ class _Record(_Content):
     evaluations: Count
     valuation_end: str
     val_loss: Number
-    test_loss: Number
+    test_loss: TestLoss
     test_accuracy: Number
     failures: dict[str, str]
     seconds: Figures
@@ -80,7 +82,7 @@ class _Summary(_Content):
     clients: list[_Client]
     round: Count = 0
     val_loss: Number = 0.0
-    test_loss: Number = 0.0
+    test_loss: TestLoss = 0.0
     test_accuracy: Number = 0.0
     seconds: Number = 0.0
 
