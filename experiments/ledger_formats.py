@@ -84,7 +84,7 @@ def _cell(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        return f"{value:.5g}"
+        return f"{value:.5g}".replace("inf", "∞")
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", str(value))
 
 

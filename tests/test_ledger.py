@@ -215,6 +215,7 @@ def test_the_epsilon_of_a_run_is_the_same_before_its_end(small):
     (path / "summary.json").unlink()
     assert {a.client: a.epsilon for a in ledger_of(read_run(path)).clients} == told
     assert '"epsilon": null' in as_json(ledger_of(read_run(path)))
+    assert "| ∞ |" in as_markdown(ledger_of(read_run(path)))
 
 
 def test_output_that_cannot_be_written_is_one_line(path):
