@@ -1,9 +1,11 @@
 """`greedyfed report`: one page without network, from run directories."""
 
 import base64
+import errno
 import hashlib
 import html
 import json
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -40,7 +42,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
 
 
 def write_report(runs: Sequence[RunData], out: Path) -> None:
-    """Write the page of runs.
+    """Write the page of runs. A file that is there is replaced once the new one is whole.
 
     Raises:
         ReportError: plotly is not installed, or the file cannot be written.
@@ -48,16 +50,32 @@ def write_report(runs: Sequence[RunData], out: Path) -> None:
     text = page(data_text(runs))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
+        if str(out.parent) in ("/dev", "/dev/fd") or (out.exists() and not out.is_file()):
+            out.write_text(text)  # a pipe, or this process' own output
+        else:
+            _replace(out.resolve(), text)
     except OSError as error:
-        raise ReportError(
-            f"{out}: cannot be written: {error.strerror}; give a file that can"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "free space or name another file" if full else "give a file that can"
+        raise ReportError(f"{out}: cannot be written: {error.strerror}; {remedy}") from error
 
 
-def data_text(runs: Sequence[RunData]) -> str:
-    """What the page shows, as JSON that may stand in a script element."""
-    data = json.dumps(finite(page_data(runs)), separators=(",", ":"), allow_nan=False)
+def _replace(out: Path, text: str) -> None:
+    partial = out.with_name(f".{os.getpid()}.partial")
+    try:
+        partial.write_text(text)
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def data_text(runs: Sequence[RunData], trouble: str | None = None) -> str:
+    """What the page shows, as JSON that may stand in a script element.
+
+    `trouble` says why a run cannot be read any more.
+    """
+    told = page_data(runs) | {"trouble": trouble}
+    data = json.dumps(finite(told), separators=(",", ":"), allow_nan=False)
     return data.replace("<", "\\u003c")  # no client's name ends the element
 
 

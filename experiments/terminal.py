@@ -22,12 +22,22 @@ _ROWS, _WIDTH, _BLOCKS = 10, 60, "▁▂▃▄▅▆▇█"
 
 
 def watch_here(follower: Follower, console: Console) -> None:
-    """Show the run until it is complete, anew whenever something has changed."""
+    """Show the run while it goes or has not begun, anew whenever something has changed."""
     with Live(view(follower), console=console, auto_refresh=False) as live:
-        while follower.run.state != "complete" or follower.trouble:
+        while _goes(follower.run):
             time.sleep(EVERY)
             if follower.look():
                 live.update(view(follower), refresh=True)
+    if follower.run.state != "complete":
+        console.print(
+            f"the run has ended after {len(follower.run.rounds)} of {follower.run.num_rounds} "
+            "rounds; `greedyfed run` with its configuration and --resume goes on with it",
+            soft_wrap=True,
+        )
+
+
+def _goes(run: RunData) -> bool:
+    return run.state == "running" or not (run.rounds or run.events or run.state == "complete")
 
 
 def view(follower: Follower) -> Group:

@@ -3,15 +3,16 @@
 import gzip
 import hashlib
 import ipaddress
-import json
 import socket
+import sys
 import threading
+from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, one_line
 from experiments.report import data_text, page, policy
 from experiments.run_data import RunData, RunDataError, find_runs, is_held, read_run
 
@@ -24,8 +25,10 @@ class Follower:
     """The latest that could be read of a run directory, whatever becomes of it.
 
     Attributes:
-        run: the run when it could last be read.
+        run: the run when it could last be read; one that cannot be read is not `running` unless a
+            process is at it.
         trouble: why it cannot be read now, else None.
+        data: both as the page shows them, in JSON.
 
     Raises:
         RunDataError: it cannot be read to begin with.
@@ -33,9 +36,9 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.run: RunData = read_run(path)
-        self.trouble: str | None = None
         self._seen = self._files()
+        self.trouble: str | None = None
+        self.run, self.data = _read(path)
 
     def look(self) -> bool:
         """Read again if something has changed since; whether it has."""
@@ -44,9 +47,14 @@ class Follower:
             return False
         self._seen = files
         try:
-            self.run, self.trouble = read_run(self.path), None
-        except RunDataError as error:
-            self.trouble = str(error)
+            (self.run, self.data), self.trouble = _read(self.path), None
+        except GreedyfedError as error:
+            gone = f"{self.path}: the run's folder is gone"
+            why = error if self.path.exists() else gone
+            self.trouble = f"{why}; the figures are the last seen"
+            if self.run.state == "running" and not is_held(self.path):
+                self.run = replace(self.run, state="stopped")
+            self.data = data_text([self.run], self.trouble)
         return True
 
     def _files(self) -> tuple[object, ...]:
@@ -59,6 +67,19 @@ class Follower:
                 continue
             found += [file.name, stat.st_mtime_ns, stat.st_size, stat.st_ino]
         return tuple(found)
+
+
+def _read(path: Path) -> tuple[RunData, str]:
+    try:
+        run = read_run(path)
+        return run, data_text([run])
+    except GreedyfedError:
+        raise
+    except Exception as error:  # a file may hold anything
+        raise RunDataError(
+            f"{path}: holds something else than a run of this version: {type(error).__name__}: "
+            f"{one_line(error)}; give the directory of one"
+        ) from error
 
 
 def follow(path: Path) -> Follower:
@@ -85,8 +106,8 @@ class RunServer(ThreadingHTTPServer):
 
     def __init__(self, follower: Follower, host: str, port: int) -> None:
         self._follower, self._lock = follower, threading.Lock()
-        self._page = page(data_text([follower.run]), live=True).encode()
         self._say()
+        self._page = page(follower.data, live=True).encode()  # its errors come now
         if ":" in host:
             self.address_family = socket.AF_INET6
         try:
@@ -105,23 +126,27 @@ class RunServer(ThreadingHTTPServer):
     def news(self) -> tuple[bytes, str]:
         """What the page shows now as JSON, and its entity tag."""
         with self._lock:
-            if self._follower.look():
-                self._say()
+            self._look()
             return self._body, self._tag
 
     def fresh_page(self) -> bytes:
         """The page, with what it shows now."""
         with self._lock:
-            if self._follower.look():
-                self._say()
-                self._page = page(data_text([self._follower.run]), live=True).encode()
+            self._look()
+            self._page = self._page or page(self._follower.data, live=True).encode()
             return self._page
 
+    def _look(self) -> None:
+        before = self._follower.trouble
+        if self._follower.look():
+            self._say()
+            if (trouble := self._follower.trouble) and trouble != before:
+                print(f"greedyfed: {trouble}", file=sys.stderr, flush=True)
+
     def _say(self) -> None:
-        trouble = self._follower.trouble
-        body = json.dumps({"trouble": trouble}) if trouble else data_text([self._follower.run])
-        self._body = body.encode()
+        self._body = self._follower.data.encode()
         self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:20]}"'
+        self._page = b""  # made anew when it is asked for
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away is no error."""
@@ -139,9 +164,9 @@ class _Handler(BaseHTTPRequestHandler):
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if self.server.is_local and name not in self.server.names:
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, b"not a name of this machine\n")
-        elif self.path == "/":
+        elif (path := self.path.partition("?")[0]) == "/":
             self._answer(HTTPStatus.OK, self.server.fresh_page(), "text/html; charset=utf-8")
-        elif self.path == "/data.json":
+        elif path == "/data.json":
             body, tag = self.server.news()
             if self.headers.get("If-None-Match") == tag:
                 self._answer(HTTPStatus.NOT_MODIFIED, b"", tag=tag)

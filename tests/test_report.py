@@ -4,12 +4,13 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
 
 from experiments.page_data import page_data
-from experiments.report import MANY_RUNS, ReportError, data_text, page, read_runs
+from experiments.report import MANY_RUNS, ReportError, data_text, page, read_runs, write_report
 from experiments.run_data import RunDataError, read_run
 from tests.federation import history_of, run
 
@@ -112,6 +113,34 @@ def test_the_command_writes_one_file(made, tmp_path):
     )
     assert done.stdout == f"{tmp_path / 'new' / 'r.html'}\n"
     assert (tmp_path / "new" / "r.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_page_cut_short_leaves_the_one_before(made, tmp_path):
+    out = tmp_path / "r.html"
+    out.write_text("the page before")
+    small = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (100_000, 100_000))"
+    script = f"{small}; from experiments.cli import main; main()"
+    command = [sys.executable, "-c", script, "report", str(made[0]), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"greedyfed: {out}: cannot be written: File too large; free space or name another file\n"
+    )
+    assert out.read_text() == "the page before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_page_goes_where_a_link_leads_and_into_a_pipe(made, tmp_path):
+    (tmp_path / "there.html").write_text("the page before")
+    (tmp_path / "link.html").symlink_to("there.html")
+    write_report([read_run(made[0])], tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "there.html").read_text().startswith("<!doctype html>")
+    command = [sys.executable, "-m", "experiments.cli", "report", str(made[0])]
+    done = subprocess.run([*command, "-o", "/dev/stdout"], capture_output=True, text=True)
+    assert done.stdout.startswith("<!doctype html>")
+    with pytest.raises(ReportError, match="No space left on device; free space or name another"):
+        write_report([read_run(made[0])], Path("/dev/full"))
 
 
 def test_a_folder_of_runs_is_all_of_them(made, tmp_path):

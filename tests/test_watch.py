@@ -1,5 +1,6 @@
 """`greedyfed watch`: a run that goes, ends, is cut short or deleted; by HTTP, in a terminal."""
 
+import fcntl
 import http.client
 import json
 import os
@@ -52,9 +53,11 @@ def served(path, host="127.0.0.1"):
     with RunServer(follow(path), host, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def ask(server, target="/data.json", method="GET", **headers):
@@ -64,6 +67,12 @@ def ask(server, target="/data.json", method="GET", **headers):
     body = answer.read()
     connection.close()
     return answer, body
+
+
+def inside(server):
+    """What the page holds when it is opened."""
+    page = ask(server, "/")[1].decode()
+    return json.loads(page.split('id="data">')[1].split("</script>")[0])
 
 
 def rounds(server):
@@ -90,11 +99,47 @@ def test_it_survives_the_runs_end_a_deleted_directory_and_its_return(going, made
         told = json.loads(ask(server)[1])["runs"][0]
         assert (told["state"], told["rounds"]["round"][-1]) == ("complete", 6)
         shutil.rmtree(path)
-        trouble = json.loads(ask(server)[1])
-        assert trouble == {"trouble": f"{path}: no such folder; give a run directory"}
-        assert ask(server, "/")[0].status == 200  # with what was read last
+        gone = f"{path}: the run's folder is gone; the figures are the last seen"
+        for data in (json.loads(ask(server)[1]), inside(server)):
+            assert data["trouble"] == gone
+            assert data["runs"][0]["rounds"]["round"][-1] == 6
         shutil.copytree(made, path)
         assert rounds(server)[-1] == 6
+        assert inside(server)["trouble"] is None
+
+
+def test_a_new_tab_shows_what_another_has_been_told(going):
+    path, rest = going
+    with served(path) as server:
+        append(path, rest[0])
+        told = json.loads(ask(server)[1])
+        assert inside(server) == told
+        assert told["runs"][0]["rounds"]["round"] == [1, 2, 3]
+
+
+def test_a_run_that_has_lost_its_folder_is_not_running(small):
+    directory = RunDirectory(small)
+    directory.load()
+    with served(directory.path) as server:
+        assert inside(server)["runs"][0]["state"] == "running"
+        directory.close()
+        shutil.rmtree(directory.path)
+        assert inside(server)["runs"][0]["state"] == "stopped"
+
+
+def test_whatever_a_file_holds_the_server_answers(going, capsys):
+    path, _ = going
+    with served(path) as server:
+        about = json.loads((path / "config.json").read_text())
+        about["config"]["cumulative-alpha"] = {}
+        (path / "config.json").write_text(json.dumps(about))
+        data = json.loads(ask(server)[1])
+        assert "holds something else than a run of this version: TypeError" in data["trouble"]
+        assert data["runs"][0]["rounds"]["round"] == [1, 2]
+        assert capsys.readouterr().err == f"greedyfed: {data['trouble']}\n"
+        about["config"]["cumulative-alpha"] = 0.5
+        (path / "config.json").write_text(json.dumps(about))
+        assert inside(server)["trouble"] is None
 
 
 def test_what_has_not_changed_is_not_sent_again(going):
@@ -110,10 +155,9 @@ def test_what_has_not_changed_is_not_sent_again(going):
 
 def test_the_page_and_its_data_agree_with_history(made):
     with served(made) as server:
-        page = ask(server, "/")[1].decode()
-        inside = page.split('id="data">')[1].split("</script>")[0]
+        page = ask(server, "/?x=1")[1].decode()
         data = json.loads(ask(server)[1])
-    assert json.loads(inside)["runs"] == data["runs"]
+        assert inside(server) == data
     assert " data-live" in page[:100]
     assert data["runs"][0]["rounds"]["val_loss"] == [r["val_loss"] for r in history_of(made)]
 
@@ -122,7 +166,7 @@ def test_little_is_let_in(made):
     with served(made) as server:
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert ask(server, method=method)[0].status == 501
-        for target in ("/config.json", "/../config.json", "/page/page.js", "/?x"):
+        for target in ("/config.json", "/../config.json", "/page/page.js", "//"):
             assert ask(server, target)[0].status == 404
         head, body = ask(server, "/", method="HEAD")
         assert (head.status, body) == (200, b"")
@@ -172,6 +216,8 @@ def shown(thing):
 
 def test_the_terminal_follows_to_the_end(going, made):
     path, rest = going
+    lock = open(path / ".lock", "w")  # noqa: SIM115  as the process that runs it has it
+    fcntl.flock(lock, fcntl.LOCK_EX)
     follower = follow(path)
     text = shown(view(follower))
     assert "2 of 6 rounds" in text
@@ -183,6 +229,7 @@ def test_the_terminal_follows_to_the_end(going, made):
             time.sleep(0.1)
         for name in ("state.safetensors", "summary.json"):
             shutil.copy(made / name, path)
+        lock.close()
 
     thread = threading.Thread(target=finish)
     thread.start()
@@ -196,7 +243,20 @@ def test_the_terminal_follows_to_the_end(going, made):
     assert "1 of 4785 parameters are NaN or Inf" in text
     shutil.rmtree(path)
     follower.look()
-    assert f"{path}: no such folder" in shown(view(follower))
+    assert "the run's folder is gone" in shown(view(follower))
+
+
+def test_the_terminal_ends_when_the_run_stops(small):
+    directory = RunDirectory(small)
+    directory.load()
+    follower = follow(directory.path)
+    threading.Timer(0.3, directory.close).start()
+    console = Console(width=120)
+    directory.note({"event": "asked", "round": 1, "clients": ["partition-1"]})
+    with console.capture() as capture:
+        watch_here(follower, console)
+    assert "stopped, 0 of 6 rounds" in capture.get()
+    assert "--resume goes on with it" in capture.get()
 
 
 def test_no_client_steers_the_terminal(going):
@@ -275,7 +335,7 @@ def test_the_page_updates_itself(browser, going, made):
         assert float(told) in sums
         assert read_run(path).state == "complete"
         shutil.rmtree(path)
-        expect(page.locator("#trouble")).to_contain_text("no such folder", timeout=15_000)
+        expect(page.locator("#trouble")).to_contain_text("folder is gone", timeout=15_000)
         assert complaints == []
     expect(page.locator("#trouble")).to_contain_text("does not answer", timeout=15_000)
     page.close()
