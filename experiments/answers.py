@@ -25,10 +25,27 @@ _PHASES = {
 
 def answers_of(run: RunData, ledger: Ledger) -> dict[str, list[str]]:
     """Sentences under `helped`, `known` and `cost`."""
+    told = ["No round has ended yet."]
+    broken = _unfinished(run)
     if not run.rounds:
-        waiting = ["No round has ended yet."]
-        return {"helped": waiting, "known": waiting, "cost": waiting}
-    return {"helped": _helped(ledger), "known": _known(run, ledger), "cost": _cost(run)}
+        return {"helped": broken + told, "known": told, "cost": told}
+    return {"helped": broken + _helped(ledger), "known": _known(run, ledger), "cost": _cost(run)}
+
+
+def _unfinished(run: RunData) -> list[str]:
+    """Of the round that broke off, or goes on with failures: who was asked, and why each failed."""
+    if run.unfinished is None:
+        return []
+    asked, failures = run.unfinished["asked"], run.unfinished["failures"]
+    end = "goes on" if run.state == "running" else "broke off"
+    told = [
+        f"Round {run.unfinished['round']} {end}: {_count(len(asked), 'client')} asked, "
+        f"{len(failures)} failed. Asked: {', '.join(asked)}."
+    ]
+    if failures:
+        reasons = "; ".join(f"{client}: {why}" for client, why in failures.items())
+        told.append(f"Why: {reasons}.")
+    return told
 
 
 def _helped(ledger: Ledger) -> list[str]:
@@ -37,7 +54,7 @@ def _helped(ledger: Ledger) -> list[str]:
         return ["This run values nobody, so that it cannot tell who helped (valuation = none)."]
     best, worst = valued[0], valued[-1]
     told = [
-        f"{best.client} helped most: its Shapley values of {_rounds(best.valued)} add up to "
+        f"{best.client} helped most: its Shapley values of {_count(best.valued, 'round')} add up to "
         f"{_signed(best)} nats of validation loss."
     ]
     if len(valued) > 1:
@@ -69,8 +86,8 @@ def _known(run: RunData, ledger: Ledger) -> list[str]:
     if parts:
         evaluations = median(r["evaluations"] for r in run.rounds if r["shapley"])
         told.append(
-            f"Of {sum(ends.values())} valuations {', '.join(parts)}; the median is "
-            f"{evaluations:g} evaluations."
+            f"Of {_count(sum(ends.values()), 'valuation')} {', '.join(parts)}; the median is "
+            f"{_count(evaluations, 'evaluation')}."
         )
         valued = [a for a in ledger.clients if a.sum is not None]
         if any(a.sum_se for a in valued):
@@ -89,9 +106,10 @@ def _cost(run: RunData) -> list[str]:
     phases = Counter[str]()
     for record in run.rounds:
         phases.update(record["seconds"])
+    valued = any(r["shapley"] for r in run.rounds)
     parts = [
         f"{phases[p] / whole:.0%} {_PHASES.get(p, p)}"
-        for p, _ in phases.most_common(3)
+        for p, _ in [p for p in phases.most_common() if valued or p[0] != "value"][:3]
         if whole and phases[p] / whole >= 0.005
     ]
     down, up = (sum(r["bytes"].get(way, 0) for r in run.rounds) for way in ("down", "up"))
@@ -105,18 +123,21 @@ def _cost(run: RunData) -> list[str]:
     ]
     if failures:
         told.append(
-            f"{failures} of {asked} requests failed, by {len(who)} client{'s' * (len(who) != 1)}."
+            f"{failures} of {_count(asked, 'request')} failed, by {_count(len(who), 'client')}."
         )
     else:
-        told.append(f"None of {asked} requests to clients failed.")
+        told.append(f"None of {_count(asked, 'request')} to clients failed.")
     return told
 
 
 def figures_of(run: RunData, ledger: Ledger) -> list[dict[str, str]]:
     """The run's key figures: a label, a value, and a remark."""
+    each = f"{run.config.get('clients-per-round')} a round"
+    if run.config.get("algorithm") == "centralised":
+        each = "their examples trained on as one"
     figures = [
         ("Rounds", f"{len(run.rounds)}", f"of {run.num_rounds}, {run.state}"),
-        ("Clients", f"{len(ledger.clients)}", f"{run.config.get('clients-per-round')} a round"),
+        ("Clients", f"{len(ledger.clients)}", each),
     ]
     if run.rounds:
         last = run.rounds[-1]
@@ -147,8 +168,8 @@ def _signed(account: Account) -> str:
     return f"{account.sum:+.4f}{error}".replace("-", "−")
 
 
-def _rounds(n: int) -> str:
-    return f"{n} round{'s' * (n != 1)}"
+def _count(n: float, what: str) -> str:
+    return f"{n:g} {what}{'s' * (n != 1)}"
 
 
 def _seconds(s: float) -> str:

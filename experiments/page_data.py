@@ -12,6 +12,7 @@ from experiments.answers import answers_of, figures_of
 from experiments.ledger import COLUMNS, Ledger, answers, counted, ledger_of
 from experiments.plots import NAMES
 from experiments.run_data import Record, RunData
+from experiments.summary import epsilon_text
 
 Page = dict[str, Any]
 #: What is shown by round, with a band over the seeds of a group.
@@ -93,7 +94,11 @@ def _run(run: RunData, label: str) -> Page:
         "values": _values(run, index),
         "clients": clients,
         "class_sums": _class_sums(ledger),
-        "failures": [[r["round"], c, why] for r in run.rounds for c, why in r["failures"].items()],
+        "failures": [
+            [r["round"], c, why]
+            for r in [*run.rounds, *([run.unfinished] if run.unfinished else [])]
+            for c, why in r["failures"].items()
+        ],
         "refused": [
             [e["round"], e["node"], e["why"]] for e in run.events if e["event"] == "refused"
         ],
@@ -107,6 +112,7 @@ def _client(run: RunData, account: Page) -> Page:
     return account | {
         "epochs": about.get("local_epochs"),
         "noise": about.get("noise_sigma"),
+        "epsilon": epsilon_text(about) if "epsilon" in about else None,
         "labels": labels,
         "largest_class": max(labels) / sum(labels) if labels and sum(labels) else None,
     }

@@ -9,7 +9,7 @@ const faint = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i,
 const touch = matchMedia("(pointer: coarse)").matches;
 
 function layoutOf({ x, y, hovermode = "x unified", ...more }) {
-  const axis = (title) => ({ title: { text: title, font: { size: 12 } }, gridcolor: css("line"), zerolinecolor: css("line"), linecolor: css("line"), automargin: true, ...more.axis });
+  const axis = (title) => ({ title: { text: title, font: { size: 12 }, standoff: 12 }, gridcolor: css("line"), zerolinecolor: css("line"), linecolor: css("line"), automargin: true, ...more.axis });
   const { xaxis, yaxis, axis: _, ...rest } = more;
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, uirevision: "kept", hovermode, dragmode: touch ? false : "zoom",
@@ -147,7 +147,7 @@ byId("made").before(el("p", { class: "note" }, HELP));
 function drawCharts() {
   for (const chart of charts) chart.draw();
   const none = !charts.some((c) => c.spec.section === "qualities" && !c.element.hidden);
-  byId("unknown").textContent = none ? "Nothing is known of the clients of this run but their number of examples, and that not of two valued ones." : "";
+  byId("unknown").textContent = none ? run().clients.some((c) => c.valued) ? "Fewer than two valued clients differ in what is known of them." : "This run values no client." : "";
 }
 function drawAll() {
   for (const chart of charts) if (!chart.near) { chart.near = true; chart.draw(); }

@@ -9,10 +9,12 @@ function curve(id, title, key, better) {
     id, section: "learning", kind: "x", title,
     build() {
       const many = data.runs.length > 1, traces = [], hidden = [], { groups } = data;
+      let longest = 0;
       const rounds = (curve) => curve.mean.map((_, t) => t + 1);
       groups.forEach((group, g) => ["test", "val"].forEach((split, s) => {
         const band = group[`${split}_${key}`];
         if (band.mean.every((x) => x === null)) return;
+        longest = Math.max(longest, band.mean.length);
         const name = `${many ? `${group.label}, ` : ""}${s ? "validation" : "test"}`, hue = colour(many ? g : s);
         if (many && s) hidden.push(name);
         const dash = many && s ? "dot" : "solid", x = rounds(band);
@@ -25,10 +27,15 @@ function curve(id, title, key, better) {
       }));
       const told = groups.map((g) => ({ label: g.label, end: g[`test_${key}`].mean.at(-1), std: g[`test_${key}`].std.at(-1), runs: g.runs.length })).filter((g) => g.end !== undefined && g.end !== null);
       told.sort((a, b) => better * (b.end - a.end));
-      const text = told.slice(0, 4).map((g) => `${many ? `${g.label}: ` : ""}${number(g.end)}${g.runs > 1 ? ` ± ${number(g.std, 2)} over ${g.runs} seeds` : ""}`).join("; ");
+      const text = told.slice(0, 4).map((g) => `${many ? `${g.label}: ` : ""}${key === "accuracy" ? percent(g.end) : number(g.end)}${g.runs > 1 ? ` ± ${key === "accuracy" ? percent(g.std) : number(g.std, 2)} over ${g.runs} seeds` : ""}`).join("; ");
+      if (!longest) return null;
+      const one = longest === 1, ends = traces.flatMap((t) => t.y).filter((y) => y !== null), [low, high] = [Math.min(...ends), Math.max(...ends)];
+      if (one) for (const trace of traces) Object.assign(trace, { mode: "markers", marker: { color: trace.colour, size: 8 } });
+      const single = one ? { range: key === "accuracy" ? [0, 1] : [low - 0.1 * Math.abs(low || 1), high + 0.1 * Math.abs(high || 1)] } : {};
+      const share = { tickformat: Math.max(...ends) - Math.min(...ends) < 0.06 && !one ? ".1%" : ".0%" };
       return {
         traces, hidden, text: told.length ? `${title.split(" ")[0]} on the test split after the last round: ${text}.` : "No round yet.",
-        layout: { x: "round", y: key === "accuracy" ? "accuracy" : "loss, nats", yaxis: key === "accuracy" ? { tickformat: ".0%" } : {} },
+        layout: { x: "round", y: key === "accuracy" ? "accuracy" : "loss, nats", xaxis: one ? { range: [0.5, 1.5], dtick: 1 } : {}, yaxis: { ...(key === "accuracy" ? share : {}), ...single } },
         table: () => ({
           head: ["runs", "round", ...["test", "validation"].flatMap((s) => [s, `${s} std`])],
           rows: groups.flatMap((g) => g[`test_${key}`].mean.map((_, t) => [g.label, t + 1, ...["test", "val"].flatMap((s) => [g[`${s}_${key}`].mean[t], g[`${s}_${key}`].std[t]])])),
@@ -57,10 +64,14 @@ const valuesByRound = {
         },
       });
     });
+    const told = traces.flatMap((t) => t.y).filter((y) => y !== null).sort((a, b) => a - b), at = (q) => told[Math.round(q * (told.length - 1))];
+    const [low, high] = [at(0.05), at(0.95)], edge = 0.5 * (high - low);
+    const clipped = told.length > 20 && edge > 0 && (told[0] < low - 4 * edge || told.at(-1) > high + 4 * edge);
+    const range = clipped ? { yaxis: { range: [Math.max(told[0], low - edge), Math.min(told.at(-1), high + edge)] } } : {};
     const about = mode === "sum of values" ? "Sum of each client's Shapley values up to a round" : "Each client's cumulative value, by which the run selects";
     return {
-      traces, height: 360, layout: { x: "round", y: `${mode}, nats` },
-      text: `${about}; bars are standard errors of the valuation. The clients are chosen in the ledger above: ${picks().length} of ${clients.filter((c) => c.valued).length}.`,
+      traces, height: 360, layout: { x: "round", y: `${mode}, nats`, ...range },
+      text: `${about}; bars are standard errors of the valuation.${clipped ? " Outliers lie beyond the axis: − zooms out." : ""} The clients are chosen in the ledger above: ${picks().length} of ${clients.filter((c) => c.valued).length}.`,
       table: () => ({ head: ["client", "round", mode, "standard error", "value of the round", "its standard error"], rows }),
     };
   },
@@ -73,7 +84,7 @@ function quality(id, title, key, axis) {
       const clients = run().clients.filter((c) => c.valued && c[key] !== null && c[key] !== undefined);
       const xs = clients.map((c) => c[key]), ys = clients.map((c) => c.mean);
       if (new Set(xs).size < 2) return null;
-      const rho = spearman(xs, ys), hue = colour(0);
+      const rho = clients.length >= 5 ? `: rank correlation ${number(spearman(xs, ys), 2)} (Spearman)` : "", hue = colour(0);
       return {
         traces: [{
           type: "scatter", mode: "markers", name: "clients", meta: "clients", colour: hue, x: xs, y: ys, customdata: clients.map((c) => [plain(c.client), c.mean_se, c.valued]),
@@ -81,7 +92,7 @@ function quality(id, title, key, axis) {
           marker: { color: hue, opacity: 0.7, size: clients.length > 100 ? 6 : 9 }, error_y: { type: "data", array: clients.map((c) => c.mean_se), color: faint(hue, 0.25), thickness: 1, width: 0 },
         }],
         layout: { x: axis, y: "mean value, nats", hovermode: "closest" }, height: 280,
-        text: `Mean Shapley value of ${clients.length} clients against ${axis}: rank correlation ${number(rho, 2)} (Spearman).`,
+        text: `Mean Shapley value of ${clients.length} clients against ${axis}${rho}.`,
         say: (_, i) => `${clients[i].client}: ${axis} ${number(xs[i])}, mean value ${number(ys[i])} ± ${number(clients[i].mean_se, 2)}`,
         table: () => ({ head: ["client", axis, "mean value", "standard error"], rows: clients.map((c) => [c.client, c[key], c.mean, c.mean_se]) }),
       };
@@ -104,7 +115,7 @@ function spearman(xs, ys) {
 
 // A row for each client, the largest sum of values on top.
 const byRank = (clients) => ({
-  title: { text: clients.length > 40 ? "clients, by sum of values" : "", font: { size: 12 } }, range: [clients.length + 0.5, 0.5], zeroline: false, showgrid: false,
+  title: { text: clients.length > 40 ? "clients, as in the ledger" : "", font: { size: 12 } }, range: [clients.length + 0.5, 0.5], zeroline: false, showgrid: false,
   ...(clients.length > 40 ? {} : { tickvals: clients.map((_, i) => i + 1), ticktext: clients.map((c) => plain(c.client, 18)) }),
 });
 const tall = (clients) => Math.min(Math.max(180, 90 + 18 * clients.length), 560);
@@ -139,7 +150,7 @@ const selection = {
       }],
       layout: { x: "round", y: "", hovermode: "closest", yaxis: byRank(clients), xaxis: { showgrid: false, zeroline: false, range: [rounds.round[0] - 0.5, rounds.round.at(-1) + 0.5] }, plot_bgcolor: css("none"), margin: { l: 56, r: 8, t: 8, b: 42 } },
       height: tall(clients), say: ([k, t]) => text[k][t] ?? `${clients[k].client}, round ${rounds.round[t]}: not asked`,
-      text: `A row for each of ${clients.length} clients, the largest sum of values on top; most often asked: ${often.client}, in ${often.asked} of ${rounds.round.length} rounds.${mode === "outcome" && found.length === 1 ? ` All requests: ${outcomes[found[0]]}.` : ""}${mode === "value" ? ` Colours end at ±${number(most, 2)} nats.` : ""}`,
+      text: `A row for each of ${clients.length} clients, ${clients.some((c) => c.valued) ? "the largest sum of values on top" : "in the order of the ledger"}; most often asked: ${often.client}, in ${often.asked} of ${rounds.round.length} rounds.${mode === "outcome" && found.length === 1 ? ` All requests: ${outcomes[found[0]]}.` : ""}${mode === "value" ? ` Colours end at ±${number(most, 2)} nats.` : ""}`,
       table: () => ({ head: ["round", "client", "outcome", "value", "standard error"], rows }),
     };
   },
@@ -186,7 +197,7 @@ const evaluations = {
   id: "evaluations", section: "valuation", kind: "x", title: "Evaluations of each valuation, and how it ended",
   build() {
     const { rounds } = run(), x = rounds.round, ends = ENDS.filter((end) => rounds.valuation_end.includes(end));
-    if (!x.length) return null;
+    if (!rounds.evaluations.some((n) => n)) return null;
     const traces = ends.map((end) => {
       const mine = x.map((_, t) => t).filter((t) => rounds.valuation_end[t] === end), hue = colour(ENDS.indexOf(end));
       return { type: "bar", name: end, meta: end, colour: hue, x: mine.map((t) => x[t]), y: mine.map((t) => rounds.evaluations[t]), marker: { color: hue, line: { width: 0 } }, hovertemplate: "%{y} evaluations" };
@@ -194,7 +205,7 @@ const evaluations = {
     const sum = rounds.evaluations.reduce((a, b) => a + b, 0);
     return {
       traces, layout: { x: "round", y: "coalitions evaluated", barmode: "stack", bargap: x.length > 100 ? 0 : 0.15 },
-      text: `${sum} coalitions were evaluated; ended: ${ends.map((end) => `${end} ${rounds.valuation_end.filter((e) => e === end).length}`).join(", ")}.`,
+      text: `${sum} ${sum === 1 ? "coalition was" : "coalitions were"} evaluated; ended: ${ends.map((end) => `${end} ${rounds.valuation_end.filter((e) => e === end).length}`).join(", ")}.`,
       table: () => ({ head: ["round", "evaluations", "ended"], rows: x.map((r, t) => [r, rounds.evaluations[t], rounds.valuation_end[t]]) }),
     };
   },

@@ -10,10 +10,10 @@ const byId = (id) => document.getElementById(id);
 // ---- sections ----------------------------------------------------------------------------------
 
 const SHOWN = ["examples", "sum", "credit", "share", "mean", "latest", "cumulative", "asked", "answered", "failed", "left_out", "frequency", "marginal", "loss_without"];
-const LABELS = { left_out: "left out", frequency: "selected", loss_without: "loss without", epochs: "epochs E", noise: "noise σ", largest_class: "largest class" };
+const LABELS = { left_out: "left out", loss_without: "loss without", epochs: "epochs E", noise: "noise σ", epsilon: "ε", largest_class: "largest class" };
 const ERRORS = { sum: "sum_se", mean: "mean_se", latest: "latest_se" };
 const PERCENT = new Set(["credit", "share", "frequency", "largest_class"]);
-const ABOUT = { epochs: "local epochs: fewer than the others' where it straggles", noise: "noise level that it adds to its update", largest_class: "share of its commonest class among its examples" };
+const ABOUT = { epochs: "local epochs: fewer than the others' where it straggles", noise: "noise level that it adds to its update", epsilon: "privacy that it has spent at the run's δ", largest_class: "share of its commonest class among its examples" };
 
 function ledgerTable(host) {
   const { clients } = run();
@@ -125,6 +125,7 @@ const tables = {};
 
 function show() {
   const now = run(), many = data.runs.length > 1;
+  byId("trouble").textContent = data.trouble ?? "";
   document.title = `${many ? `${data.runs.length} runs` : now.id} · GreedyFed`;
   byId("title").textContent = many ? `${data.groups.length > 1 ? data.groups.map((g) => g.label).join(" · ") : now.label.replace(/, seed .*/, "")}` : now.label;
   byId("state").replaceChildren(el("span", { class: `badge ${now.state}` }, now.state), ` ${now.label === byId("title").textContent ? "" : `${now.label}, `}`, el("code", {}, now.id));
@@ -186,9 +187,11 @@ async function poll() {
     if (answer.status === 200) {
       tag = answer.headers.get("ETag");
       const news = await answer.json();
-      byId("trouble").textContent = news.trouble ?? "";
-      if (news.runs) { data = news; show(); drawCharts(); }
+      data = news;
+      show();
+      drawCharts();
     }
+    byId("trouble").textContent = data.trouble ?? "";
     if (data.runs.every((r) => r.state === "complete")) wait = 2000;
   } catch {
     byId("trouble").textContent = "greedyfed watch does not answer; this is what it showed last.";
