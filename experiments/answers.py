@@ -40,12 +40,17 @@ def _unfinished(run: RunData) -> list[str]:
     end = "goes on" if run.state == "running" else "broke off"
     told = [
         f"Round {run.unfinished['round']} {end}: {_count(len(asked), 'client')} asked, "
-        f"{len(failures)} failed. Asked: {', '.join(asked)}."
+        f"{len(failures)} failed. Asked: {_listed(asked, ', ')}."
     ]
     if failures:
-        reasons = "; ".join(f"{client}: {why}" for client, why in failures.items())
-        told.append(f"Why: {reasons}.")
+        reasons = [f"{client}: {why}" for client, why in failures.items()]
+        told.append(f"Why: {_listed(reasons, '; ')}.")
     return told
+
+
+def _listed(parts: list[str], between: str) -> str:
+    more = f"{between}and {len(parts) - 10} more" if len(parts) > 10 else ""
+    return between.join(parts[:10]) + more
 
 
 def _helped(ledger: Ledger) -> list[str]:
@@ -54,8 +59,8 @@ def _helped(ledger: Ledger) -> list[str]:
         return ["This run values nobody, so that it cannot tell who helped (valuation = none)."]
     best, worst = valued[0], valued[-1]
     told = [
-        f"{best.client} helped most: its Shapley values of {_count(best.valued, 'round')} add up to "
-        f"{_signed(best)} nats of validation loss."
+        f"{best.client} helped most: its Shapley values of {_count(best.valued, 'round')} add up "
+        f"to {_signed(best)} nats of validation loss."
     ]
     if len(valued) > 1:
         helpful = [a for a in valued if a.sum and a.sum > 0]

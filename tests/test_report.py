@@ -94,6 +94,33 @@ def test_a_run_without_rounds_has_a_page(made, tmp_path):
     assert data["runs"][0]["answers"]["helped"] == ["No round has ended yet."]
 
 
+def test_a_round_that_broke_off_is_told(made, tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.json").write_text((made[0] / "config.json").read_text())
+    events = [
+        {"time": 1.0, "round": 1, "event": "asked", "clients": ["a", "b"]},
+        {"time": 2.0, "round": 1, "event": "failed", "client": "a", "why": "it is full"},
+    ]
+    (path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    data = page_data([read_run(path)])["runs"][0]
+    assert data["failures"] == [[1, "a", "it is full"]]
+    assert data["answers"]["helped"] == [
+        "Round 1 broke off: 2 clients asked, 1 failed. Asked: a, b.",
+        "Why: a: it is full.",
+        "No round has ended yet.",
+    ]
+
+
+def test_a_centralised_run_asks_nobody_by_turns(small):
+    path = run(small.with_values(algorithm="centralised", valuation="none", num_rounds=1))
+    data = page_data([read_run(path)])["runs"][0]
+    told = {f["label"]: f["note"] for f in data["figures"]}
+    assert told["Clients"] == "their examples trained on as one"
+    assert "valuing" not in " ".join(data["answers"]["cost"])
+    assert "None of 1 request to clients failed." in data["answers"]["cost"]
+
+
 def test_the_page_needs_nothing_else(made):
     text = page(data_text([read_run(made[0])]))
     assert len(text) < 12e6

@@ -48,7 +48,7 @@ class Chart {
     if (built === null) return;
     this.built = built;
     this.sub.textContent = built.text;
-    this.modes.hidden = !this.modes.children.length;
+    this.modes.hidden = !this.modes.children.length || Boolean(built.plain);
     for (const button of this.modes.children) button.setAttribute("aria-pressed", String(button.textContent === this.mode));
     this.series();
     this.box.style.setProperty("--height", `${built.height ?? 300}px`);
@@ -146,6 +146,11 @@ byId("made").before(el("p", { class: "note" }, HELP));
 
 function drawCharts() {
   for (const chart of charts) chart.draw();
+  for (const section of ["learning", "selection", "valuation", "cost"]) {
+    const empty = charts.every((c) => c.spec.section !== section || c.element.hidden) && byId("comparison").parentElement.id + byId("comparison").hidden !== `${section}false`;
+    byId(section).hidden = empty;
+    document.querySelector(`#sections [href="#${section}"]`).parentElement.hidden = empty;
+  }
   const none = !charts.some((c) => c.spec.section === "qualities" && !c.element.hidden);
   byId("unknown").textContent = none ? run().clients.some((c) => c.valued) ? "Fewer than two valued clients differ in what is known of them." : "This run values no client." : "";
 }
