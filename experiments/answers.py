@@ -70,7 +70,7 @@ def _helped(ledger: Ledger) -> list[str]:
         )
         if len(helpful) > 5:
             five = fsum(a.credit or 0.0 for a in helpful[:5])
-            told.append(f"The first five hold {five:.0%} of the credit.")
+            told.append(f"The first five hold {five:.1%} of the credit.")
     if best.loss_without is not None and best.loss_with is not None:
         told.append(
             f"Without {best.client} the last round that had it would have ended at a validation "
@@ -153,8 +153,8 @@ def figures_of(run: RunData, ledger: Ledger) -> list[dict[str, str]]:
         figures = [
             (
                 "Test accuracy",
-                f"{last['test_accuracy']:.2%}",
-                f"best {best['test_accuracy']:.2%} in round {best['round']}",
+                f"{last['test_accuracy']:.1%}",
+                f"best {best['test_accuracy']:.1%} in round {best['round']}",
             ),
             ("Validation loss", f"{last['val_loss']:.4f}", fell),
             *figures,

@@ -9,11 +9,11 @@ const faint = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i,
 const touch = matchMedia("(pointer: coarse)").matches;
 
 function layoutOf({ x, y, hovermode = "x unified", ...more }) {
-  const axis = (title) => ({ title: { text: title, font: { size: 12 }, standoff: 12 }, gridcolor: css("line"), zerolinecolor: css("line"), linecolor: css("line"), automargin: true, ...more.axis });
+  const axis = (title) => ({ title: { text: title, font: { size: 12 } }, gridcolor: css("line"), zerolinecolor: css("line"), linecolor: css("line"), automargin: true, ...more.axis });
   const { xaxis, yaxis, axis: _, ...rest } = more;
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, uirevision: "kept", hovermode, dragmode: touch ? false : "zoom",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("muted") }, margin: { l: 56, r: 12, t: 8, b: 42 },
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("muted") }, margin: { l: 72, r: 12, t: 8, b: 48 },
     hoverlabel: { bgcolor: css("card"), bordercolor: css("line"), font: { color: css("ink"), size: 12 } },
     xaxis: { ...axis(x), ...xaxis }, yaxis: { ...axis(y), ...yaxis }, ...rest,
   };

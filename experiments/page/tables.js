@@ -17,7 +17,7 @@ function number(x, digits = 4) {
   const text = x !== 0 && Math.abs(x) < 1e-4 ? x.toExponential(1) : String(Number(x.toPrecision(digits)));
   return text.replace("-", "−").replace("e−", "e−").replace("e-", "e−");
 }
-const percent = (x) => (x === null || x === undefined ? "–" : `${number(100 * x, 3)}%`);
+const percent = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(1).replace("-", "−")}%`);
 
 // columns: {key, label, title, text(row), error, num, cell(row)}; rows: objects. Cells keep the
 // value with all its digits in data-value and in their tooltip.
