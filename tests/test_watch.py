@@ -134,7 +134,7 @@ def test_whatever_a_file_holds_the_server_answers(going, capsys):
         about["config"]["cumulative-alpha"] = "half"
         (path / "config.json").write_text(json.dumps(about))
         data = json.loads(ask(server)[1])
-        assert "holds something else than a run of this version: ValueError" in data["trouble"]
+        assert "config.json: cannot be read: cumulative-alpha" in data["trouble"]
         assert data["runs"][0]["rounds"]["round"] == [1, 2]
         assert capsys.readouterr().err == f"greedyfed: {data['trouble']}\n"
         about["config"]["cumulative-alpha"] = 0.5
