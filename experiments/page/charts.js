@@ -145,6 +145,7 @@ for (const chart of charts) document.querySelector(`[data-charts="${chart.spec.s
 byId("made").before(el("p", { class: "note" }, HELP));
 
 function drawCharts() {
+  for (const section of document.querySelectorAll("main > section")) section.hidden = false; // Plotly measures
   for (const chart of charts) chart.draw();
   for (const section of ["learning", "selection", "valuation", "cost"]) {
     const empty = charts.every((c) => c.spec.section !== section || c.element.hidden) && byId("comparison").parentElement.id + byId("comparison").hidden !== `${section}false`;

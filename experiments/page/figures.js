@@ -66,7 +66,7 @@ const valuesByRound = {
     });
     const told = traces.flatMap((t) => t.y).filter((y) => y !== null).sort((a, b) => a - b), at = (q) => told[Math.round(q * (told.length - 1))];
     const [low, high] = [at(0.05), at(0.95)], edge = 0.5 * (high - low);
-    const clipped = told.length > 20 && edge > 0 && (told[0] < low - 4 * edge || told.at(-1) > high + 4 * edge);
+    const clipped = told.length > 60 && edge > 0 && (told[0] < low - 4 * edge || told.at(-1) > high + 4 * edge);
     const range = clipped ? { yaxis: { range: [Math.max(told[0], low - edge), Math.min(told.at(-1), high + edge)] } } : {};
     const about = mode === "sum of values" ? "Sum of each client's Shapley values up to a round" : "Each client's cumulative value, by which the run selects";
     return {
