@@ -13,7 +13,7 @@ function layoutOf({ x, y, hovermode = "x unified", ...more }) {
   const { xaxis, yaxis, axis: _, ...rest } = more;
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, uirevision: "kept", hovermode, dragmode: touch ? false : "zoom",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("muted") }, margin: { l: 72, r: 12, t: 8, b: 48 },
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("muted") }, margin: { l: 56, r: 12, t: 8, b: 42 },
     hoverlabel: { bgcolor: css("card"), bordercolor: css("line"), font: { color: css("ink"), size: 12 } },
     xaxis: { ...axis(x), ...xaxis }, yaxis: { ...axis(y), ...yaxis }, ...rest,
   };

@@ -148,7 +148,7 @@ const selection = {
         ...(mode === "value" ? { zmin: -most, zmax: most, colorscale: diverging(), colorbar: scaleBar("value, nats") }
           : { zmin: 0.5, zmax: 3.5, colorscale: steps, showscale: found.length > 1, colorbar: scaleBar("", { tickvals: [1, 2, 3], ticktext: outcomes.slice(1) }) }),
       }],
-      layout: { x: "round", y: "", hovermode: "closest", yaxis: byRank(clients), xaxis: { showgrid: false, zeroline: false, range: [rounds.round[0] - 0.5, rounds.round.at(-1) + 0.5] }, plot_bgcolor: css("none"), margin: { l: 72, r: 8, t: 8, b: 48 } },
+      layout: { x: "round", y: "", hovermode: "closest", yaxis: byRank(clients), xaxis: { showgrid: false, zeroline: false, range: [rounds.round[0] - 0.5, rounds.round.at(-1) + 0.5] }, plot_bgcolor: css("none"), margin: { l: 56, r: 8, t: 8, b: 42 } },
       plain: !sizes.length, height: tall(clients), say: ([k, t]) => text[k][t] ?? `${clients[k].client}, round ${rounds.round[t]}: not asked`,
       text: `A row for each of ${clients.length} clients, ${clients.some((c) => c.valued) ? "the largest sum of values on top" : "in the order of the ledger"}; most often asked: ${often.client}, in ${often.asked} of ${rounds.round.length} rounds.${mode === "outcome" && found.length === 1 ? ` All requests: ${outcomes[found[0]]}.` : ""}${mode === "value" ? ` Colours end at ±${number(most, 2)} nats.` : ""}`,
       table: () => ({ head: ["round", "client", "outcome", "value", "standard error"], rows }),
