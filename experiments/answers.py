@@ -147,7 +147,9 @@ def figures_of(run: RunData, ledger: Ledger) -> list[dict[str, str]]:
     if run.rounds:
         last = run.rounds[-1]
         best = max(run.rounds, key=lambda r: float(r["test_accuracy"]))
-        fell = f"fell by {ledger.gain:.4f}" if ledger.gain is not None else "nats"
+        fell = "nats"
+        if ledger.gain is not None:
+            fell = f"{'fell' if ledger.gain >= 0 else 'rose'} by {abs(ledger.gain):.4f}"
         seconds = fsum(s for r in run.rounds for s in r["seconds"].values())
         traffic = sum(b for r in run.rounds for b in r["bytes"].values())
         figures = [

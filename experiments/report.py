@@ -51,7 +51,7 @@ def write_report(runs: Sequence[RunData], out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if str(out.parent) in ("/dev", "/dev/fd") or (out.exists() and not out.is_file()):
-            out.write_text(text)  # a pipe, or this process' own output
+            out.write_text(text, encoding="utf-8")  # a pipe, or this process' own output
         else:
             _replace(out.resolve(), text)
     except OSError as error:
@@ -63,7 +63,7 @@ def write_report(runs: Sequence[RunData], out: Path) -> None:
 def _replace(out: Path, text: str) -> None:
     partial = out.with_name(f".{os.getpid()}.partial")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         os.replace(partial, out)
     finally:
         partial.unlink(missing_ok=True)
