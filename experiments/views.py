@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 Run = Annotated[Path, typer.Argument(help="A run directory.", readable=False)]
-
-
 Runs = Annotated[
-    list[Path], typer.Argument(help="Run directories, or folders of them.", readable=False)
+    list[Path],
+    typer.Argument(help="Run directories, or folders of them; 60 at most.", readable=False),
 ]
 
 
@@ -46,7 +45,8 @@ def report(
     from experiments.report import read_runs, write_report
 
     write_report(read_runs(runs), out)
-    print(out)
+    if out.is_file():  # and not the terminal or a pipe, where it stands above
+        print(out)
 
 
 def watch(
@@ -57,7 +57,7 @@ def watch(
     host: Annotated[str, typer.Option(help="Address to serve at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Show it here, until the run is complete.")
+        bool, typer.Option("--terminal", help="Show it here, until the run ends or stops.")
     ] = False,
 ) -> None:
     """The report's page of a run while it goes, updated as rounds finish; Ctrl-C ends it."""
