@@ -275,8 +275,10 @@ def test_failures_and_configuration_are_listed(one, made):
 def test_the_figures_of_a_chart_come_as_a_table(one, made):
     figure = shown(one, "evaluations")
     figure.locator("summary").press("Enter")
-    cells = figure.locator("td[data-column=c1]").evaluate_all("c => c.map(x => x.dataset.value)")
-    assert [int(c) for c in cells] == [r["evaluations"] for r in history_of(made[0])]
+    cells, history = figure.locator("td[data-column=c1]"), history_of(made[0])
+    expect(cells).to_have_count(len(history))  # it is filled when it has opened
+    found = cells.evaluate_all("c => c.map(x => x.dataset.value)")
+    assert [int(c) for c in found] == [r["evaluations"] for r in history]
 
 
 def test_the_ledger_is_saved(one, made):
