@@ -106,8 +106,7 @@ class CachedUtility:
         self.weights, self.points, self.part = weights, points, part
         self._cost, self._count = cost, 0
         self._empty = None if empty is None else np.atleast_1d(empty)
-        self._known: dict[bytes, float] = {}
-        self._known_in_groups: dict[bytes, Floats] = {}
+        self._known: dict[bytes, Floats] = {}  # (1 + G,)
 
     @property
     def num_evaluations(self) -> int:
@@ -120,7 +119,7 @@ class CachedUtility:
         Raises:
             UtilityError: when a utility is NaN or infinite, naming the coalition.
         """
-        return np.array([self._known[key] for key in self._evaluated(coalitions)])
+        return np.array([self._known[key][0] for key in self._evaluated(coalitions)])
 
     def in_groups(self, coalitions: Coalitions) -> Floats:
         """Utilities (C, G) of coalitions (C, M) in each group of examples.
@@ -128,7 +127,7 @@ class CachedUtility:
         Raises:
             UtilityError: as a call.
         """
-        return np.stack([self._known_in_groups[key] for key in self._evaluated(coalitions)])
+        return np.stack([self._known[key][1:] for key in self._evaluated(coalitions)])
 
     def _evaluated(self, coalitions: Coalitions) -> list[bytes]:
         """The keys of coalitions (C, M), now known."""
@@ -137,7 +136,7 @@ class CachedUtility:
         for index, key in enumerate(keys):
             if key not in self._known and key not in new:
                 if self._empty is not None and not coalitions[index].any():
-                    self._keep(key, self._empty)
+                    self._known[key] = self._empty
                 else:
                     new[key] = index
         if new:
@@ -148,16 +147,13 @@ class CachedUtility:
                 if not np.isfinite(row[0]):
                     members = np.flatnonzero(coalitions[index]).tolist()
                     raise UtilityError(f"the utility of the coalition {members} is {row[0]}")
-                self._keep(key, row)
+                self._known[key] = row
         return keys
-
-    def _keep(self, key: bytes, row: Floats) -> None:
-        self._known[key], self._known_in_groups[key] = float(row[0]), row[1:]
 
     def known(self, coalitions: Coalitions) -> Floats:
         """Utilities (C,) of coalitions (C, M) as far as they were evaluated, else NaN; free."""
-        rows = np.packbits(coalitions, axis=1)
-        return np.array([self._known.get(row.tobytes(), np.nan) for row in rows])
+        keys = [row.tobytes() for row in np.packbits(coalitions, axis=1)]
+        return np.array([self._known[key][0] if key in self._known else np.nan for key in keys])
 
 
 def unchanged(utility: CachedUtility, m: int) -> ShapleyEstimate:
