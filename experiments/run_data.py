@@ -19,7 +19,8 @@ from experiments.run_files import (
     read_rounds,
     read_summary,
 )
-from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY, read_events
+from server_app.events import read_events
+from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY
 
 __all__ = ["Record", "RunData", "RunDataError", "find_runs", "is_held", "read_run"]
 

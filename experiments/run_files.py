@@ -1,6 +1,5 @@
 """The files of a run directory, read and checked: what is wrong with one is told in one line."""
 
-import json
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from common.config import KEYS, ConfigError, RunConfig, Scalar
 from common.errors import GreedyfedError, one_line
+from server_app.events import parsed
 from server_app.run_directory import CONFIG, STATE, SUMMARY
 
 Record = dict[str, Any]
@@ -116,7 +116,7 @@ def read_rounds(path: Path, config: Record) -> list[Record]:
     lines, records = (_text(path) if path.exists() else "").splitlines(), list[Record]()
     for number, line in enumerate(lines, start=1):
         try:
-            record = _json(line)
+            record = parsed(line)
         except ValueError as error:
             if number == len(lines):  # still being written, or cut short by a kill
                 break
@@ -153,7 +153,7 @@ def read_checkpoint(path: Path) -> tuple[int, dict[str, Record]]:
         return 0, {}
     try:
         with safe_open(path, framework="numpy") as file:
-            about = _json(file.metadata()["about"])
+            about = parsed(file.metadata()["about"])
             sizes = file.get_tensor("num_examples").tolist()
             values = file.get_tensor("value").tolist()
         _check(_Checkpoint, about, path)
@@ -199,20 +199,9 @@ def _text(path: Path) -> str:
 
 def _parsed(path: Path, text: str, remedy: str) -> Any:
     try:
-        return _json(text)
+        return parsed(text)
     except ValueError as error:
         raise damaged(path, one_line(error), remedy) from error
-
-
-def _json(text: str) -> Any:
-    """Raises ValueError too for what no run writes: deep nesting, text that is no Unicode."""
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
-    if "\\ud" in text.lower():  # half of a pair, perhaps
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
 
 
 def _check(model: type[BaseModel], content: object, path: Path, where: str = "") -> None:

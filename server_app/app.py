@@ -16,6 +16,7 @@ from common.config import ConfigError, RunConfig
 from common.datasets import load_splits
 from common.models import build_model, check_device
 from server_app.algorithms import build_strategy, is_valued
+from server_app.events import read_events
 from server_app.groups import grouping_from
 from server_app.loggers import Loggers, check_loggers
 from server_app.privacy import check_accountant, releases, spent_epsilon
@@ -25,7 +26,6 @@ from server_app.run_directory import (
     SUMMARY,
     RunDirectory,
     RunDirectoryError,
-    read_events,
     read_history,
 )
 from server_app.state import RoundRecord, ServerState

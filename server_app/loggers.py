@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from common.config import ConfigError, RunConfig
 from common.errors import one_line
-from server_app.run_directory import read_events, read_history
+from server_app.events import read_events
+from server_app.run_directory import read_history
 from server_app.tracking import KINDS, Logger
 
 log = logging.getLogger("greedyfed")

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from common.config import RunConfig
 from common.errors import GreedyfedError, RunFailedError
+from server_app.events import EVENTS
 from server_app.state import ClientStats, RoundRecord, ServerState
 
 log = logging.getLogger("greedyfed")
@@ -26,28 +26,6 @@ log = logging.getLogger("greedyfed")
 #: lost to a kill are computed again, with the same result.
 SAVE_EVERY_SECONDS = 1.0
 CONFIG, HISTORY, STATE = "config.json", "history.jsonl", "state.safetensors"
-EVENTS = "events.jsonl"
-#: Kinds of events, and what they tell beside time and round.
-_ABOUT = {
-    "asked": {"clients"},
-    "answered": {"client"},
-    "accepted": {"client", "noise_sigma"},
-    "failed": {"client", "why"},
-    "refused": {"node", "why"},
-}
-
-
-class _Event(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    event: str
-    time: float = Field(ge=0, le=1e100)
-    round: int = Field(ge=1)
-    clients: list[str] = []
-    client: str = ""
-    node: str = ""
-    why: str = ""
-    noise_sigma: float = Field(0.0, ge=0, le=1e100)
 
 
 MODEL, SUMMARY = "model.safetensors", "summary.json"
@@ -247,24 +225,6 @@ def read_history(path: Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return records
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a run directory, oldest first; what is none is left out.
-
-    A kill may cut a line short, and events are never needed to go on.
-    """
-    events = []
-    with suppress(OSError):
-        for line in (path / EVENTS).read_text("utf-8", errors="replace").splitlines():
-            with suppress(ValueError, KeyError, RecursionError):
-                event = json.loads(line)
-                told = _Event.model_validate(event)
-                if _ABOUT[told.event] <= told.model_fields_set:
-                    if "\\ud" in line.lower():  # half of a pair is no text
-                        json.dumps(event, ensure_ascii=False).encode()
-                    events.append(event)
-    return events
 
 
 def _state_bytes(state: ServerState) -> bytes:

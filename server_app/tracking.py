@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from common.config import RunConfig
-from server_app.run_directory import read_events
+from server_app.events import read_events
 
 #: So many clients, those first valued, have a curve of their own.
 MAX_CURVES = 30

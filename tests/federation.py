@@ -27,6 +27,12 @@ def run(config: RunConfig, faults: dict[int, str] | None = None, client_app=None
     return directory_of(config)
 
 
+def run_with_a_failure(folder: Path) -> Path:
+    """Six rounds of six clients, one of which sends NaN; returns the run's directory."""
+    keys = {"num-clients": 6, "clients-per-round": 2, "num-rounds": 6, "learning-rate": 0.1}
+    return run(RunConfig.from_flat(keys | {"output-dir": str(folder)}), faults={2: "nan"})
+
+
 def clients_of(config: RunConfig) -> int:
     return config.data.num_clients
 

@@ -5,8 +5,8 @@ from math import erf, exp, inf, sqrt
 
 import pytest
 
+from server_app.events import read_events
 from server_app.privacy import releases, spent_epsilon
-from server_app.run_directory import read_events
 from tests.federation import run
 
 

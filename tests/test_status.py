@@ -12,7 +12,8 @@ from common.errors import RunFailedError
 from experiments.run_data import RunDataError
 from experiments.status import status
 from experiments.summary import summary_table
-from server_app.run_directory import RunDirectory, read_events
+from server_app.events import read_events
+from server_app.run_directory import RunDirectory
 from tests.federation import directory_of, history_of, run
 
 

@@ -16,20 +16,17 @@ import pytest
 from playwright.sync_api import expect
 from rich.console import Console
 
-from common.config import RunConfig
 from experiments.run_data import RunDataError, find_runs, read_run
 from experiments.terminal import sparkline, view, watch_here
 from experiments.watch import RunServer, WatchError, follow
 from server_app.run_directory import RunDirectory
 from tests.browser import open_page
-from tests.federation import history_of, run
+from tests.federation import history_of, run_with_a_failure
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    keys = {"num-clients": 6, "clients-per-round": 2, "num-rounds": 6, "learning-rate": 0.1}
-    config = RunConfig.from_flat(keys | {"output-dir": str(tmp_path_factory.mktemp("runs"))})
-    return run(config, faults={2: "nan"})
+    return run_with_a_failure(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
