@@ -24,6 +24,7 @@ from experiments.flower import PROJECT
 from experiments.loopback import wait_for
 from experiments.simulation import free_port
 from server_app.run_directory import SUMMARY, read_history
+from tests.checkout import copy_checkout
 
 pytestmark = pytest.mark.cluster
 PAGE = PROJECT / "docs" / "deploy.md"
@@ -41,12 +42,7 @@ class Machine:
         self.home, self._placeholders = home, placeholders
         checkout = home / "greedyfed"
         self.folder = checkout / "docker" / role
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        files = subprocess.run(listed, cwd=PROJECT, capture_output=True, text=True, check=True)
-        for file in filter(None, files.stdout.split("\0")):
-            if (PROJECT / file).is_file():
-                (checkout / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(PROJECT / file, checkout / file)
+        copy_checkout(checkout)
         # `make install` finds its work done: this environment, with the checkout's own code.
         command = checkout / ".venv" / "bin" / "greedyfed"
         command.parent.mkdir(parents=True)

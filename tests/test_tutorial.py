@@ -2,12 +2,13 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.checkout import copy_checkout
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"
@@ -19,12 +20,7 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)
-        for file in filter(None, files.stdout.split("\0")):
-            if (ROOT / file).is_file():
-                (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / file, folder / file)
+        copy_checkout(folder)
         bin_path = folder / ".venv" / "bin"
         bin_path.mkdir(parents=True)
         greedyfed = f'PYTHONPATH={folder} exec {sys.executable} -m experiments.cli "$@"'
