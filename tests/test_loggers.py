@@ -176,20 +176,25 @@ def test_a_failure_costs_a_warning_and_is_made_up_for(small, monkeypatch, messag
     """MLflow's database loses a table for two rounds."""
     monkeypatch.setattr(loggers, "RETRY_SECONDS", 0)
 
-    def rename(old, new):
-        def act(path):
-            with sqlite3.connect(path.parent / "mlflow.db") as store:
-                store.execute(f"ALTER TABLE {old} RENAME TO {new}")
+    def rename(path, old, new):
+        with sqlite3.connect(path.parent / "mlflow.db") as store:
+            store.execute(f"ALTER TABLE {old} RENAME TO {new}")
 
-        return act
+    def warnings():
+        return [m for m in messages.messages if m.startswith("mlflow")]
 
-    def has_begun(path):
-        wait_for(lambda: (path / MLFLOW_RUN).exists() and metrics_of(path), 30, "MLflow")
+    def lose(path):
+        # The logger has a thread of its own, which may be behind: its run, but not yet a round.
+        wait_for((path / MLFLOW_RUN).exists, 30, "a run in MLflow")
+        rename(path, "metrics", "lost")
 
-    lose, restore = rename("metrics", "lost"), rename("lost", "metrics")
-    at_round(monkeypatch, {1: has_begun, 2: lose, 4: restore})
+    def restore(path):
+        wait_for(warnings, 30, "the warning")
+        rename(path, "lost", "metrics")
+
+    at_round(monkeypatch, {2: lose, 4: restore})
     directory = run(small.with_values(loggers="mlflow"))
-    (warning,) = (m for m in messages.messages if m.startswith("mlflow"))
+    (warning,) = warnings()
     assert "no such table: metrics" in warning
     assert warning.endswith("; the run goes on without it")
     assert metrics_of(directory) == expected(directory)
