@@ -16,6 +16,7 @@ from common.models import build_model
 from common.params import ParamSpec
 from common.training import local_sgd
 from experiments.settings import check_data
+from server_app.groups import Grouping
 from server_app.utility import ModelAverageUtility, ServerModel
 from server_app.valuation import CachedUtility, Valuation, exact_shapley
 
@@ -47,14 +48,19 @@ class Game:
         shape, classes = self.splits.input_shape, self.splits.num_classes
         return build_model("auto", shape, classes, self.config.seed)
 
+    def server(self, grouping: Grouping | None = None) -> ServerModel:
+        val, test, classes = self.splits.val, self.splits.test, self.splits.num_classes
+        about = (self.device, self._examples)
+        return ServerModel(self.network(), val, test, classes, *about, grouping=grouping)
+
+    def average(self, server: ServerModel) -> ModelAverageUtility:
+        given = self.given
+        return ModelAverageUtility(server, given.previous, given.updates, given.weights)
+
     def utility(self) -> CachedUtility:
         """As the strategy makes it, without any coalition evaluated."""
-        val, test, classes = self.splits.val, self.splits.test, self.splits.num_classes
-        server = ServerModel(self.network(), val, test, classes, self.device, self._examples)
-        given = self.given
-        average = ModelAverageUtility(server, given.previous, given.updates, given.weights)
-        empty = None if self._examples else -given.previous_loss
-        return average.cached(empty)
+        empty = None if self._examples else -self.given.previous_loss
+        return self.average(self.server()).cached(empty)
 
     def value(self, valuation: Valuation, seed: int = 0) -> int:
         """Make a valuation; returns its evaluations."""

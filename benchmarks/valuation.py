@@ -12,8 +12,9 @@ Updates of a real round with M clients: MNIST with the MLP, and CIFAR-10 with th
 - Estimators: evaluations, seconds of a whole valuation, and over seeds the medians of the cosine
   distance and the rank correlation to the exact values of all 2^M coalitions. At M = 20 these are
   of the game of 200 validation images, and of the MLP only: the CNN would take an hour.
-- A round at M = 20 on CIFAR-10 beside the local training of its clients, and the most memory of a
-  process that values 20 updates on 5,000 images.
+- A round at M = 20 on CIFAR-10 beside the local training of its clients, a valuation that tells
+  values by class beside one that does not, and the most memory of a process that values 20 updates
+  on 5,000 images.
 """
 
 import os
@@ -38,6 +39,7 @@ from common.datasets import Dataset
 from common.models import build_model
 from experiments.cli import main
 from experiments.figures import rank_correlation
+from server_app.groups import by_class
 from server_app.utility import ModelAverageUtility, ServerModel
 from server_app.valuation import (
     Valuation,
@@ -49,6 +51,7 @@ from server_app.valuation import (
 COHORTS, FEW = (3, 5, 10, 20), 200
 MIN_TO_BATCH, MIN_SHARE, MIN_TO_LOOP = 6.0, 0.4, 3.0
 MAX_DISTANCE, MIN_FEWER, MAX_TO_TRAINING, MAX_GIB = 1e-3, 3.0, 3.0, 1.5
+MAX_TO_SCALAR = 1.1
 AUTO = valuation_from(ValuationConfig(), "gtg") or gtg_shapley
 RELEASED: Valuation = partial(gtg_shapley, stop="released")
 ESTIMATORS = {"gtg, released stop": RELEASED, "gtg": gtg_shapley, "auto": AUTO}
@@ -97,6 +100,20 @@ def quality(game: Game, table: Table, seeds: int) -> list[Line]:
     return lines
 
 
+def by_class_to_scalar(game: Game, repeats: int) -> float:
+    """Seconds of `auto` with values by class as a ratio to those without; medians, in turn."""
+    nobody, seconds = np.zeros((1, game.m), dtype=bool), (list[float](), list[float]())
+    servers = game.server(), game.server(by_class)
+    empty = [game.average(server)(nobody)[0] for server in servers]  # the strategy knows it
+
+    def value(k: int) -> None:
+        AUTO(game.average(servers[k]).cached(empty[k]), game.m, np.random.default_rng(0))
+
+    for k in [0, 1] * repeats:
+        seconds[k].append(timed(partial(value, k)))
+    return statistics.median(seconds[1]) / statistics.median(seconds[0])
+
+
 def peak_gib(m: int) -> float:
     """The most memory of this process, which values random updates on 5,000 images (Linux)."""
     torch.set_num_threads(1)
@@ -134,6 +151,9 @@ def bench(
     for dataset, m in product(CLIENTS, cohorts):
         game = Game(dataset, m, data_dir, device)
         add(rates, marks, [dataset, str(m)], speed(game, repeats))
+        ratio = by_class_to_scalar(game, 25 if m < 10 else repeats)
+        texts, met = [f"{ratio:.2f}", f"at most {MAX_TO_SCALAR}"], ratio <= MAX_TO_SCALAR
+        add(rest, marks, [f"values by class / without, {dataset}, M = {m}"], (texts, met))
         if (dataset, m) != ("cifar10", 20):
             few = Game(dataset, m, data_dir, device, FEW) if m == 20 else game
             for line in quality(game, Table(few), seeds):
