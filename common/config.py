@@ -178,7 +178,7 @@ class ValuationConfig(_Part):
         0, ge=0, description="column of `valuation-groups = column`, from 0, the label not counted"
     )
     valuation_clusters: int = Field(
-        10, ge=1, description="number of groups with `valuation-groups = clusters`"
+        10, ge=1, le=100, description="number of groups with `valuation-groups = clusters`"
     )
     valuation_memory: int = Field(
         256, ge=1, description="MiB that the models of many coalitions may take at a time"

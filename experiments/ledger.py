@@ -42,6 +42,11 @@ COLUMNS = {
     "loss_without": "validation loss after the last such round, had its update been left out of it",
     "loss_with": "validation loss after that round as it was",
 }
+CLASS_SUMS = (
+    "each client's sum of Shapley values in each class, or group of valuation-groups: those of a "
+    "column in the order of its values; weighted by the groups' shares in the validation data they "
+    "add up to its sum"
+)
 
 
 @dataclass(frozen=True)

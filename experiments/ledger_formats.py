@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from experiments.ledger import COLUMNS, Ledger
+from experiments.ledger import CLASS_SUMS, COLUMNS, Ledger
 
 #: Residuals below this, in nats, are those of floating-point sums.
 ROUNDING = 1e-12
@@ -34,7 +34,8 @@ def as_csv(ledger: Ledger) -> str:
 
 def as_json(ledger: Ledger) -> str:
     """All of the ledger, with what its columns mean; JSON has no infinity, so that is null."""
-    return json.dumps(finite({"columns": COLUMNS} | asdict(ledger)), indent=2) + "\n"
+    columns = COLUMNS | ({"class_sums": CLASS_SUMS} if ledger.class_sums else {})
+    return json.dumps(finite({"columns": columns} | asdict(ledger)), indent=2) + "\n"
 
 
 def finite(value: Any) -> Any:

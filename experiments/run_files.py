@@ -129,6 +129,12 @@ def read_rounds(path: Path, config: Record) -> list[Record]:
                 raise damaged(
                     path, f"line {number}: {key}: {min(strange)!r} is not of the round's cohort"
                 )
+        by_class = record.get("class_shapley", {}), record.get("class_cumulative", {})
+        for key, values in zip(("class_shapley", "class_cumulative"), by_class, strict=True):
+            widths = {len(v) for v in values.values()} - {len(record.get("class_losses", []))}
+            if widths or (values and values.keys() != record["shapley"].keys()):
+                why = f"line {number}: {key} has not a value for each client valued and each class"
+                raise damaged(path, why)
         if len(record["shapley"]) > most:
             raise damaged(path, f"line {number}: values more clients than {CONFIG} lets take part")
         records.append(record)

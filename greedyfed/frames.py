@@ -21,6 +21,7 @@ _ROUND = (
     *("round", "val_loss", "val_accuracy", "test_loss", "test_accuracy", "gain", "evaluations"),
     *("valuation_end", "asked", "counted", "failed", "seconds", "bytes_down", "bytes_up"),
 )
+_BY_CLASS = ["round", "client", "class", "shapley", "cumulative"]
 _VALUE = ["round", "client", "shapley", "std_error", "cumulative", "leave_one_out"]
 
 
@@ -48,6 +49,8 @@ class Run:
             the run is complete.
         values: a row for each valued client of a round: round, client, shapley, std_error,
             cumulative, leave_one_out.
+        by_class: a row for each valued client of a round and each class, or group of
+            `valuation-groups`: round, client, class, shapley, cumulative.
         selections: a row for each client asked in a round: round, client, status (`counted`,
             `failed` or `left out`), and `why` it failed.
     """
@@ -60,6 +63,7 @@ class Run:
     clients: "DataFrame"
     labels: "DataFrame"
     values: "DataFrame"
+    by_class: "DataFrame"
     selections: "DataFrame"
 
 
@@ -83,6 +87,7 @@ def read(path: str | PathLike[str]) -> Run:
         clients=clients.astype({c: float for c in clients if clients[c].dtype == object}),
         labels=DataFrame(_labels(run), columns=["client", "label", "examples"]),
         values=DataFrame(_values(run), columns=_VALUE),
+        by_class=DataFrame(_by_class(run), columns=_BY_CLASS),
         selections=DataFrame(
             [s for record, answered in told for s in _selections(record, answered)],
             columns=["round", "client", "status", "why"],
@@ -121,6 +126,14 @@ def _values(run: RunData) -> Iterator[tuple[Any, ...]]:
         for client in record["shapley"]:
             figures = (record.get(key, {}).get(client, nan) for key in _VALUE[2:])
             yield record["round"], client, *figures
+
+
+def _by_class(run: RunData) -> Iterator[tuple[Any, ...]]:
+    for record in run.rounds:
+        for client, values in record.get("class_shapley", {}).items():
+            cumulative = record["class_cumulative"][client]
+            for group, figures in enumerate(zip(values, cumulative, strict=True)):
+                yield record["round"], client, group, *figures
 
 
 def _selections(record: Record, answered: set[str]) -> Iterator[tuple[int, str, str, str | None]]:

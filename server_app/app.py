@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import asdict
 from math import isfinite
+from pathlib import Path
 
 import torch
 from flwr.app import Context
@@ -72,13 +73,26 @@ def main(grid: Grid, context: Context) -> None:
     directory = RunDirectory(config)
     try:
         before = directory.load()
-        if before and not before.group_losses.size:
-            model.without_groups()  # begun by a version that told none apart
+        if before:
+            _check_groups(config, model, before, directory.path / STATE)
         state = before or model.initial_state()
         with Loggers(config, directory.path) as loggers:
             _train(grid, config, model, directory, state, loggers)
     finally:
         directory.close()
+
+
+def _check_groups(config: RunConfig, model: ServerModel, state: ServerState, path: Path) -> None:
+    """Raises RunDirectoryError where the server's data fall into other groups than before."""
+    before, now = len(state.group_losses), len(model.group_shares)
+    if not before and config.selection.algorithm != "greedyfed-classes":
+        model.without_groups()  # begun by a version that told none apart
+    elif before != now:
+        raise RunDirectoryError(
+            f"{path}: holds values in {before} groups, valuation-groups = "
+            f"{config.valuation.valuation_groups!r} makes {now} of the server's data now; restore "
+            "the data or the file, or give another output-dir"
+        )
 
 
 def _train(

@@ -254,7 +254,13 @@ def read_state(path: Path) -> ServerState:
         about = json.loads(file.metadata()["about"])
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     params, by_group = arrays.pop("params"), arrays.pop("group_losses", np.zeros(0))
+    n, groups = len(about["client_ids"]), len(by_group)
     stats = ClientStats(tuple(about["client_ids"]), **arrays)
+    shapes = dict.fromkeys(("value", "count", "num_examples", "failures", "retry_round"), (n,))
+    by_client_and_group = ("group_value", "group_gain") if groups else ()
+    for key, shape in (shapes | dict.fromkeys(by_client_and_group, (n, groups))).items():
+        if (found := getattr(stats, key).shape) != shape:
+            raise ValueError(f"{key} has the shape {found}, not {shape}")
     return ServerState(about["round"], params, stats, about["val_loss"], by_group)
 
 

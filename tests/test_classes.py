@@ -11,9 +11,10 @@ from safetensors.numpy import save_file
 
 from common.datasets import DataError, Dataset, load_splits
 from common.models import build_model
+from server_app import app
 from server_app.coverage import GreedyByGroup, shares_served, welfare
 from server_app.groups import by_class, by_column
-from server_app.run_directory import STATE, RunDirectory, read_state
+from server_app.run_directory import STATE, RunDirectory, RunDirectoryError, read_state
 from server_app.selection import Greedy, SelectionView
 from server_app.state import ClientStats
 from server_app.utility import ModelAverageUtility, ServerModel
@@ -246,6 +247,31 @@ def test_groups_may_be_the_values_of_a_column():
 def test_a_column_that_makes_no_groups_is_refused(x, column, why):
     with pytest.raises(DataError, match=f"valuation-group-column = {column}: .*{why}"):
         by_column(Dataset(x, torch.zeros(len(x), dtype=torch.int64)), 2, column=column)
+
+
+def test_a_run_whose_data_fall_into_other_groups_is_not_resumed(skewed, monkeypatch):
+    """As one with groups by column, once the server's file has another value there."""
+    config = skewed.with_values(valuation_groups="clusters", valuation_clusters=4)
+    run(config)
+    longer = config.with_values(num_rounds=8)
+    RunDirectory(longer).close()
+    for name in ("history.jsonl", "events.jsonl", STATE):
+        (directory_of(longer) / name).write_bytes((directory_of(config) / name).read_bytes())
+    monkeypatch.setattr(app, "grouping_from", lambda *_: by_class)
+    with pytest.raises(RunDirectoryError, match=r"holds values in 4 groups, .* makes 10 of"):
+        run(longer.with_values(resume=True))
+
+
+@pytest.mark.parametrize("lost", [["group_gain"], ["group_gain", "group_value", "group_losses"]])
+def test_a_run_that_selects_by_class_needs_its_groups(skewed, lost):
+    path = run(skewed) / STATE
+    with safe_open(path, framework="numpy") as file:
+        about = file.metadata()
+        arrays = {k: file.get_tensor(k) for k in file.keys() if k not in lost}  # noqa: SIM118
+    save_file(arrays, path, about)
+    (path.parent / "summary.json").unlink()
+    with pytest.raises(RunDirectoryError, match="group"):
+        run(skewed.with_values(resume=True))
 
 
 def test_groups_may_be_clusters_of_inputs(skewed):

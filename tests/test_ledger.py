@@ -122,7 +122,8 @@ def test_the_forms_agree_to_the_last_digit(path):
     ledger = ledger_of(read_run(path))
     told = json.loads(as_json(ledger))
     rows = list(csv.DictReader(io.StringIO(as_csv(ledger))))
-    assert list(rows[0]) == list(COLUMNS) == list(told["columns"])
+    assert list(rows[0]) == list(COLUMNS)
+    assert list(told["columns"]) == [*COLUMNS, "class_sums"]
     for row, account in zip(rows, told["clients"], strict=True):
         for name, value in account.items():
             assert row[name] == ("" if value is None else str(value))
@@ -188,6 +189,7 @@ def test_no_improvement_no_shares(path):
 def test_values_by_class_are_summed(path):
     def by_class(record):
         record["class_shapley"] = {c: [v, 2 * v] for c, v in record["shapley"].items()}
+        record |= {"class_cumulative": record["class_shapley"], "class_losses": [1.0, 2.0]}
 
     rewrite(path, by_class)
     ledger = ledger_of(read_run(path))

@@ -50,6 +50,15 @@ def test_values_are_those_of_history(path):
             assert known.to_dict() == record[key]
 
 
+def test_values_by_class_are_those_of_history(path):
+    by_class = greedyfed.load_run(path).by_class
+    for record in history_of(path):
+        of_round = by_class[by_class["round"] == record["round"]]
+        for key in ("shapley", "cumulative"):
+            found = of_round.groupby("client", sort=False)[key].apply(list)
+            assert found.to_dict() == record[f"class_{key}"]
+
+
 def test_selections_say_who_failed_and_why(path):
     selections = greedyfed.load_run(path).selections
     assert len(selections) == sum(len(record["cohort"]) for record in history_of(path))

@@ -348,6 +348,7 @@ def test_what_clients_say_is_text(browser, made, tmp_path):
     records = history_of(path)
     for record in records:
         record["class_shapley"] = {c: [v, -v] for c, v in record["shapley"].items()}
+        record |= {"class_cumulative": record["class_shapley"], "class_losses": [1.0, 2.0]}
     text = "".join(json.dumps(record) + "\n" for record in records)
     (path / "history.jsonl").write_text(text)
     write_report(read_runs([path]), tmp_path / "evil.html")

@@ -137,6 +137,12 @@ def test_standard_errors_may_be_infinite(path, error):
         ("config.json", lambda c: c.update({"run-id": "\ud800"}), "surrogates not allowed"),
         ("history.jsonl", lambda r: r["shapley"].update(other=1.0), "'other' is not of the"),
         ("history.jsonl", lambda r: r["failures"].update(other="x"), "'other' is not of the"),
+        (
+            "history.jsonl",
+            lambda r: r["class_shapley"].update(other=[1.0] * 10),
+            "class_shapley has",
+        ),
+        ("history.jsonl", lambda r: r.update(class_losses=[1.0]), "class_shapley has not a value"),
         ("history.jsonl", lambda r: r["cohort"].append("\ud800"), "line 2 is no JSON"),
         ("history.jsonl", lambda r: r["cohort"].append(["a"]), "line 2: cohort."),
         ("summary.json", lambda s: s.update(round=5), "is not that of summary.json"),

@@ -156,26 +156,26 @@ const selection = {
   },
 };
 
-function clientGrid(id, title, section, xTitle, text, cells, scale) {
+function clientGrid(id, title, section, name, text, cells, scale) {
   return {
     id, section, kind: "grid", title,
     build() {
-      const { clients } = run(), z = cells(clients);
+      const { clients } = run(), z = cells(clients), axis = name();
       if (!z || !z.some((row) => row)) return null;
       const width = Math.max(...z.map((row) => row?.length ?? 0)), full = z.map((row) => row ?? new Array(width).fill(null));
       return {
-        traces: [{ type: "heatmap", z: full, x: [...Array(width).keys()], y: clients.map((_, k) => k + 1), customdata: clients.map((c) => new Array(width).fill(plain(c.client))), hoverongaps: false, hovertemplate: `%{customdata}<br>${xTitle} %{x}: %{z:.4~g}<extra></extra>`, ...scale(full) }],
-        layout: { x: xTitle, y: "", hovermode: "closest", yaxis: byRank(clients), xaxis: { dtick: width > 30 ? undefined : 1, showgrid: false, zeroline: false, range: [-0.5, width - 0.5] } },
-        height: tall(clients), text, say: ([k, c]) => `${clients[k].client}, ${xTitle} ${c}: ${number(full[k][c])}`,
-        table: () => ({ head: ["client", ...Array.from({ length: width }, (_, c) => `${xTitle} ${c}`)], rows: clients.map((c, k) => [c.client, ...full[k]]) }),
+        traces: [{ type: "heatmap", z: full, x: [...Array(width).keys()], y: clients.map((_, k) => k + 1), customdata: clients.map((c) => new Array(width).fill(plain(c.client))), hoverongaps: false, hovertemplate: `%{customdata}<br>${axis} %{x}: %{z:.4~g}<extra></extra>`, ...scale(full) }],
+        layout: { x: axis, y: "", hovermode: "closest", yaxis: byRank(clients), xaxis: { dtick: width > 30 ? undefined : 1, showgrid: false, zeroline: false, range: [-0.5, width - 0.5] } },
+        height: tall(clients), text, say: ([k, c]) => `${clients[k].client}, ${axis} ${c}: ${number(full[k][c])}`,
+        table: () => ({ head: ["client", ...Array.from({ length: width }, (_, c) => `${axis} ${c}`)], rows: clients.map((c, k) => [c.client, ...full[k]]) }),
       };
     },
   };
 }
-const labels = clientGrid("labels", "Label histograms, by value", "qualities", "class", "Share of each class among a client's examples; the largest sum of values on top.",
+const labels = clientGrid("labels", "Label histograms, by value", "qualities", () => "class", "Share of each class among a client's examples; the largest sum of values on top.",
   (clients) => clients.map((c) => { const n = c.labels?.reduce((a, b) => a + b, 0); return n ? c.labels.map((x) => x / n) : null; }),
   () => ({ colorscale: [[0, css("none")], [1, css("s1")]], zmin: 0, zmax: 1, colorbar: scaleBar("share") }));
-const classValues = clientGrid("classes", "Values by class", "qualities", "class", "Sum over rounds of what each client contributed on each class; the largest sum of values on top.",
+const classValues = clientGrid("classes", "Values by class", "qualities", () => (["column", "clusters"].includes(run().config["valuation-groups"]) ? "group" : "class"), "Sum over rounds of what each client contributed on each class, or each of the groups that valuation-groups names; the largest sum of values on top.",
   () => run().class_sums, (z) => { const most = Math.max(...z.flat().map((x) => Math.abs(x ?? 0)), 1e-12); return { colorscale: diverging(), zmin: -most, zmax: most, colorbar: scaleBar("nats") }; });
 
 const efficiency = {
