@@ -129,10 +129,10 @@ def read_rounds(path: Path, config: Record) -> list[Record]:
                 raise damaged(
                     path, f"line {number}: {key}: {min(strange)!r} is not of the round's cohort"
                 )
-        by_class = record.get("class_shapley", {}), record.get("class_cumulative", {})
-        for key, values in zip(("class_shapley", "class_cumulative"), by_class, strict=True):
+        by_class = {k: v for k in ("class_shapley", "class_cumulative") if (v := record.get(k))}
+        for key, values in by_class.items():
             widths = {len(v) for v in values.values()} - {len(record.get("class_losses", []))}
-            if widths or (values and values.keys() != record["shapley"].keys()):
+            if widths or values.keys() != record["shapley"].keys() or len(by_class) < 2:
                 why = f"line {number}: {key} has not a value for each client valued and each class"
                 raise damaged(path, why)
         if len(record["shapley"]) > most:

@@ -59,7 +59,7 @@ def test_a_last_line_cut_short_is_left_out(path, cut):
 
 
 def test_it_reads_what_a_later_version_adds(path):
-    records = [record | {"class_shapley": {}} for record in history_of(path)]
+    records = [record | {"of_later": {}} for record in history_of(path)]
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (path / "history.jsonl").write_text(lines)
     assert read_run(path).rounds == records
@@ -142,6 +142,7 @@ def test_standard_errors_may_be_infinite(path, error):
             lambda r: r["class_shapley"].update(other=[1.0] * 10),
             "class_shapley has",
         ),
+        ("history.jsonl", lambda r: r.pop("class_cumulative"), "line 2: class_shapley has"),
         ("history.jsonl", lambda r: r.update(class_losses=[1.0]), "class_shapley has not a value"),
         ("history.jsonl", lambda r: r["cohort"].append("\ud800"), "line 2 is no JSON"),
         ("history.jsonl", lambda r: r["cohort"].append(["a"]), "line 2: cohort."),
