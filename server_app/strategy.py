@@ -188,20 +188,26 @@ class SelectiveFedAvg(Strategy):
             RoundError: fewer usable updates than the quorum.
         """
         now = self._now
-        wanted = self._quorum or self._num_select
-        updates = self._decode(self._requests, replies)
-        while len(updates) < wanted and now.attempts < MAX_ATTEMPTS:
-            requests = self._select(wanted - len(updates))
+        updates = self._with_others(self._decode(self._requests, replies))
+        now.seconds["clients"] = time.perf_counter() - self._sent_at
+        if self._spare and len(updates) >= self._wanted:  # nobody waited for the others
+            now.failures = {c: why for c, why in now.failures.items() if why != NO_ANSWER}
+        return params_record(self.aggregate_fit(now.number, updates)), None
+
+    @property
+    def _wanted(self) -> int:
+        """Usable updates for which others are asked."""
+        return self._quorum or self._num_select
+
+    def _with_others(self, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+        """The updates, and those of clients asked in place of the ones that are missing."""
+        while len(updates) < self._wanted and self._now.attempts < MAX_ATTEMPTS:
+            requests = self._select(self._wanted - len(updates))
             if not requests:
                 break
             replies = self._grid.send_and_receive(requests, timeout=self._deadline)
-            updates += self._decode(requests, replies)
-        now.seconds["clients"] = time.perf_counter() - self._sent_at
-        if self._spare and len(updates) >= wanted:  # nobody waited for the others
-            now.failures = {c: why for c, why in now.failures.items() if why != NO_ANSWER}
-        if len(updates) < max(self._quorum, 1):
-            self._give_up(len(updates))
-        return params_record(self.aggregate_fit(now.number, updates)), None
+            updates = updates + self._decode(requests, replies)
+        return updates
 
     def _decode(self, requests: list[Message], replies: Iterable[Message]) -> list[ClientUpdate]:
         """The usable updates among the replies; the others go into the round's failures."""
@@ -229,15 +235,17 @@ class SelectiveFedAvg(Strategy):
 
         Averages, values the updates, and takes the values into the clients' statistics. The updates
         are put in the order of their clients, so that floating-point sums do not depend on the
-        order of arrival. A client whose own model has no finite validation loss is left out.
+        order of arrival. A client whose own model has no finite validation loss is left out, and
+        another asked in its place.
 
         Raises:
-            RoundError: nothing to average, or an average without a finite validation loss.
+            RoundError: fewer usable updates than the quorum, or an average without a finite
+                validation loss.
         """
         now = self._now
         stats = self.state.stats.with_clients({u.client_id: u.num_examples for u in updates})
-        if not updates:
-            self._give_up(0)
+        if len(updates) < max(self._quorum, 1):
+            self._give_up(len(updates))
         updates = sorted(updates, key=lambda u: stats.index(u.client_id))
         try:
             rng = rng_for(self._seed, Stream.VALUE, server_round)
@@ -251,6 +259,8 @@ class SelectiveFedAvg(Strategy):
             now.failures |= dict.fromkeys(left_out, reason)
             for client_id in left_out:
                 self._event("failed", client=client_id, why=reason)
+            with now.phase("clients"):
+                finite = self._with_others(finite)
             return self.aggregate_fit(server_round, finite)
         now.estimate, valued = result.estimate, result.estimate.values if self._valuation else None
         now.valued = [u.client_id for u in updates] if self._valuation else []

@@ -95,9 +95,8 @@ def test_a_bad_reply_is_left_out_and_the_others_count(small, fault):
         assert list(record["failures"]) == ["partition-2"]
         assert FAULTS[fault][1] in record["failures"]["partition-2"]
         assert "partition-2" not in record["shapley"]
-        # Another client was asked in its place, unless its model diverged, which is known late.
-        assert len(record["cohort"]) == (3 if fault == "huge" else 4)
-        assert len(record["shapley"]) == (2 if fault == "huge" else 3)
+        assert len(record["cohort"]) == 4  # another client was asked in its place
+        assert len(record["shapley"]) == 3
         assert np.isfinite(record["val_loss"])
 
 
@@ -135,6 +134,18 @@ def test_others_are_asked_until_the_quorum_is_met(small):
     record = history_of(run(config, dict.fromkeys(range(2), "raises")))[0]
     assert len(record["shapley"]) == 2
     assert set(record["failures"]) == set(record["cohort"]) - set(record["shapley"])
+
+
+def test_others_are_asked_in_place_of_a_whole_cohort_that_diverged(small):
+    config = small.with_values(clients_per_round=2, num_rounds=1)
+    first = history_of(run(config))[0]["cohort"]
+    huge = {int(client.removeprefix("partition-")): "huge" for client in first}
+    other = config.with_values(output_dir=f"{config.output_dir}/faulty")
+    record = history_of(run(other, huge))[0]
+    assert record["cohort"][:2] == first
+    assert set(record["failures"]) == set(first)
+    assert len(record["shapley"]) == 2
+    assert np.isfinite(record["val_loss"])
 
 
 def test_spare_clients_are_not_failures(small):
