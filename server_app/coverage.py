@@ -1,8 +1,9 @@
-"""A cohort chosen together: of the clients that serve what is lacking, the most valuable ones.
+"""A cohort chosen together: of the clients that serve who was left out, the most valuable ones.
 
 Server data fall into groups, by default the classes. What a client's update alone gains in each of
-them tells the mix of its data; the present losses tell which groups the model lacks. A cohort that
-leaves a group without anyone has it forgotten, however large its members' values are.
+them tells the mix of its data, and what it loses there how soon a group is forgotten that nobody
+serves. A model that is trained on few groups at a time has to see all of them in turn, however
+large the values of some clients are.
 """
 
 from dataclasses import dataclass
@@ -10,25 +11,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server_app.selection import Indices, SelectionView
+from server_app.selection import Greedy, Indices, SelectionView
+from server_app.state import discount
 
 Floats = NDArray[np.float64]
 #: Sum of gains over groups, in shares of their losses, below which a client serves next to nobody.
 LITTLE = 0.1
 #: The share of a group that counts as nobody serving it. It bounds what leaving one out may cost.
 NOBODY = 0.01
-#: How much less than the best the logarithm of the welfare may be: 10 % of welfare.
-SLACK = 0.1
+#: How much welfare, at stake in the rounds that are remembered, may be given up for value.
+SLACK = 0.05
 
 
 def shares_served(gains: Floats) -> Floats:
     """The mix of groups that each client serves, (N, G), from what its updates gained in them.
 
+    In proportion to the squares: a group that gains a little as it is like another is not served.
     Rows sum to less than 1, and to about 0 for a client that has gained next to nothing anywhere:
     it serves nobody, whatever its data are.
     """
     positive = np.maximum(gains, 0)
-    shares: Floats = positive / (positive.sum(axis=1, keepdims=True) + LITTLE)
+    total, squares = positive.sum(axis=1, keepdims=True), positive**2
+    mix = squares / np.maximum(squares.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    shares: Floats = mix * total / (total + LITTLE)
     return shares
 
 
@@ -46,24 +51,30 @@ def welfare(served: Floats, weights: Floats, num_select: int) -> Floats:
 class GreedyByGroup:
     """One after another, the client of the largest cumulative value among those who cover well.
 
-    A client covers well if the welfare of the cohort with it is within `slack` of the largest that
-    a client gives; groups are weighted by their share in the present loss. With one group everyone
-    covers it, and this is `Greedy`. Ties in random order, as there.
+    A client covers well if the welfare of the groups, served by the cohort with it and by the last
+    rounds as far as they are remembered, is nearly the largest that a client gives: what is missing
+    to it, times what an update alone harms a group on average, is within `slack`, for all the
+    rounds that are remembered. So the less clients harm, the more their values decide. With one
+    group this is `Greedy`. Ties in random order, as there.
     """
 
     slack: float = SLACK
 
     def select(self, view: SelectionView, rng: np.random.Generator) -> Indices:
-        shuffled = rng.permutation(view.candidates)
-        value, weights = view.stats.value[shuffled], view.group_weights
-        shares = shares_served(view.stats.group_gain[shuffled])
+        stats, weights = view.stats, view.group_shares
         if len(weights) < 2:
-            shares, weights = np.zeros((len(shuffled), 1)), np.ones(1)
-        chosen, served = list[int](), np.zeros(len(weights))
-        free = np.ones(len(shuffled), dtype=bool)
+            return Greedy().select(view, rng)
+        sizes = stats.num_examples[:, None]  # as they weigh in the average
+        shares = shares_served(stats.group_gain) * (sizes / sizes.mean())
+        served = stats.recent @ shares
+        shuffled = rng.permutation(view.candidates)
+        value, shares = stats.value[shuffled], shares[shuffled]
+        harm = np.maximum(-stats.group_gain[shuffled], 0).mean(axis=0) @ weights
+        slack = self.slack * (1 - discount(view.num_select, len(weights)))
+        chosen, free = list[int](), np.ones(len(shuffled), dtype=bool)
         for _ in range(min(view.num_select, len(shuffled))):
-            covered = np.where(free, welfare(served + shares, weights, view.num_select), -np.inf)
-            well = covered >= covered.max() - self.slack
+            covered = welfare(served + shares, weights, view.num_select)
+            well = free & (harm * (covered[free].max() - covered) <= slack)
             best = int(np.argmax(np.where(well, value, -np.inf)))
             chosen.append(best)
             free[best] = False

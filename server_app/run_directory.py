@@ -241,6 +241,7 @@ def _state_bytes(state: ServerState) -> bytes:
         arrays |= {
             "group_value": stats.group_value,
             "group_gain": stats.group_gain,
+            "recent": stats.recent,
             "group_losses": state.group_losses,
         }
     about = {"round": state.round, "val_loss": state.val_loss, "client_ids": stats.client_ids}
@@ -255,8 +256,11 @@ def read_state(path: Path) -> ServerState:
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     params, by_group = arrays.pop("params"), arrays.pop("group_losses", np.zeros(0))
     n, groups = len(about["client_ids"]), len(by_group)
+    if not groups:  # nothing is remembered by them
+        arrays.setdefault("recent", np.zeros(n))
     stats = ClientStats(tuple(about["client_ids"]), **arrays)
-    shapes = dict.fromkeys(("value", "count", "num_examples", "failures", "retry_round"), (n,))
+    by_client = ("value", "count", "num_examples", "failures", "retry_round", "recent")
+    shapes = dict.fromkeys(by_client, (n,))
     by_client_and_group = ("group_value", "group_gain") if groups else ()
     for key, shape in (shapes | dict.fromkeys(by_client_and_group, (n, groups))).items():
         if (found := getattr(stats, key).shape) != shape:

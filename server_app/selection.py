@@ -27,8 +27,8 @@ class SelectionView:
     available: NDArray[np.bool_]  # (N,)
     #: Asks clients (k,) for the global model's loss on their data (k,); −inf without an answer.
     local_losses: Callable[[Indices], Floats] = _nobody_asked
-    #: The share of each group of validation examples in the present loss, (G,); sums to 1.
-    group_weights: Floats = field(default_factory=lambda: np.zeros(0))
+    #: The share of each group in the validation examples, (G,); sums to 1.
+    group_shares: Floats = field(default_factory=lambda: np.zeros(0))
 
     @property
     def candidates(self) -> Indices:

@@ -27,6 +27,8 @@ class ClientStats:
     group_value: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     #: By which share their updates alone change the loss of each group, mean of rounds, (N, G).
     group_gain: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    #: Rounds that each took part in, (N,), those before the last few counting ever less.
+    recent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of_groups(cls, num_groups: int) -> Self:
@@ -54,6 +56,7 @@ class ClientStats:
             retry_round=np.concatenate([self.retry_round, zeros]),
             group_value=np.pad(self.group_value, ((0, len(new)), (0, 0))),
             group_gain=np.pad(self.group_gain, ((0, len(new)), (0, 0))),
+            recent=np.pad(self.recent, (0, len(new))),
         )
 
     def with_round(
@@ -69,6 +72,7 @@ class ClientStats:
         value, count = self.value.copy(), self.count.copy()
         group_value, group_gain = self.group_value.copy(), self.group_gain.copy()
         failures, retry = self.failures.copy(), self.retry_round.copy()
+        recent = self.recent.copy()
         if values is not None:
             value[succeeded] = cumulative(value[succeeded], count[succeeded], values)
         if in_groups is not None and group_value.size:
@@ -76,6 +80,8 @@ class ClientStats:
             group_value[succeeded] = cumulative(old, before, in_groups.values)
             group_gain[succeeded] = Cumulative()(group_gain[succeeded], before, in_groups.gains)
         count[succeeded] += 1
+        recent[succeeded] += 1
+        recent *= discount(len(succeeded), group_gain.shape[1])
         failures[succeeded], retry[succeeded] = 0, 0
         failures[failed] += 1
         retry[failed] = server_round + 2 ** np.minimum(failures[failed], MAX_BACK_OFF)
@@ -87,6 +93,7 @@ class ClientStats:
             retry_round=retry,
             group_value=group_value,
             group_gain=group_gain,
+            recent=recent,
         )
 
 
@@ -110,6 +117,14 @@ class Cumulative:
             return (count * old + new) / (count + 1)
         average = self.alpha * old + (1 - self.alpha) * new
         return np.where(count == 0, new, average) if self.kind == "exponential" else average
+
+
+def discount(num_clients: int, num_groups: int) -> float:
+    """What a round counts in the next one, 1 − M/G: 0 where M clients can serve all G groups.
+
+    So a sum over rounds is one over the last G/M, in which every group can be served once.
+    """
+    return max(0.0, 1 - num_clients / num_groups) if num_groups else 0.0
 
 
 class InGroups(NamedTuple):

@@ -160,9 +160,8 @@ class SelectiveFedAvg(Strategy):
             waiting = np.flatnonzero(free & ~available)
             order = np.argsort(stats.retry_round[waiting], kind="stable")
             available[waiting[order][:missing]] = True
-        weights = self._model.group_shares * self.state.group_losses
-        weights = weights / (weights.sum() or 1.0)
-        view = SelectionView(now.number, wanted, stats, available, self._local_losses, weights)
+        shares = self._model.group_shares
+        view = SelectionView(now.number, wanted, stats, available, self._local_losses, shares)
         rng = rng_for(self._seed, Stream.SELECT, now.number, *([now.attempts] * (now.attempts > 0)))
         cohort = [stats.client_ids[k] for k in self._policy.select(view, rng)]
         now.cohort += cohort

@@ -1,6 +1,7 @@
 """Values in groups of examples, and the cohorts that are chosen by them."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,7 @@ from server_app.coverage import GreedyByGroup, shares_served, welfare
 from server_app.groups import by_class, by_column
 from server_app.run_directory import STATE, RunDirectory, RunDirectoryError, read_state
 from server_app.selection import Greedy, SelectionView
-from server_app.state import ClientStats
+from server_app.state import ClientStats, Cumulative
 from server_app.utility import ModelAverageUtility, ServerModel
 from server_app.valuation import (
     CachedUtility,
@@ -79,12 +80,27 @@ def test_exact_values_in_groups_of_known_games():
     np.testing.assert_allclose(result.group_values, expected, atol=1e-12)
 
 
-def view_of(value, gains, weights, m=3):
+def view_of(value, gains, shares, m=3, sizes=None, recent=None):
+    """A view of clients of one size, none of whom took part lately, unless told."""
     n = len(value)
     zeros = np.zeros(n, np.int64)
-    ids = tuple(f"partition-{k}" for k in range(n))
-    stats = ClientStats(ids, np.asarray(value, float), zeros, zeros, zeros, zeros, gains, gains)
-    return SelectionView(1, m, stats, np.ones(n, dtype=bool), group_weights=np.asarray(weights))
+    stats = ClientStats(
+        client_ids=tuple(f"partition-{k}" for k in range(n)),
+        value=np.asarray(value, float),
+        count=zeros,
+        num_examples=np.asarray(sizes) if sizes is not None else zeros + 7,
+        failures=zeros,
+        retry_round=zeros,
+        group_value=gains,
+        group_gain=gains,
+        recent=np.asarray(recent) if recent is not None else np.zeros(n),
+    )
+    return SelectionView(1, m, stats, np.ones(n, dtype=bool), group_shares=np.asarray(shares))
+
+
+def one_class_each(per_class, num_classes=10):
+    """Gains of clients whose updates gain in one class and lose in the others."""
+    return np.tile(np.eye(num_classes) * 1.4 - 0.5, (per_class, 1))
 
 
 @pytest.mark.parametrize("groups", [0, 1])
@@ -109,7 +125,7 @@ def test_the_names_of_groups_do_not_matter(seed):
 
 def test_all_round_clients_are_taken_where_there_are_some():
     """Ten clients of one class each, however valuable, and ten of all classes."""
-    gains = np.vstack([np.eye(10), np.full((10, 10), 0.1)])
+    gains = np.vstack([one_class_each(1), np.full((10, 10), 0.1)])
     value = np.r_[np.full(10, 5.0), np.arange(10)]
     chosen = GreedyByGroup().select(
         view_of(value, gains, np.full(10, 0.1)), np.random.default_rng()
@@ -117,12 +133,59 @@ def test_all_round_clients_are_taken_where_there_are_some():
     assert chosen.tolist() == [19, 18, 17]
 
 
-def test_without_them_the_classes_of_the_largest_loss_are_covered():
-    """Three clients of each class: of the three classes that lack most the best client each."""
-    gains, value = np.tile(np.eye(10), (3, 1)), np.arange(30.0)
-    weights = np.array([1, 30, 1, 1, 25, 1, 1, 1, 20, 1]) / 82
-    chosen = GreedyByGroup().select(view_of(value, gains, weights), np.random.default_rng())
-    assert sorted(chosen) == [21, 24, 28]
+def test_without_them_the_classes_that_were_left_out_are_covered():
+    """Three clients of each class: of the three that nobody served lately the best client each."""
+    gains, value = one_class_each(3), np.arange(30.0)
+    recent = np.where(np.isin(np.arange(30), [1, 4, 8]), 0.0, np.arange(30) < 10)
+    view = view_of(value, gains, np.full(10, 0.1), recent=recent)
+    assert sorted(GreedyByGroup().select(view, np.random.default_rng())) == [21, 24, 28]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_classes_are_served_in_turn(seed):
+    """Ten classes, three clients a round: each class at least once in any six rounds."""
+    rng = np.random.default_rng(seed)
+    gains, shares = one_class_each(4), rng.dirichlet(np.full(10, 50.0))
+    view = view_of(rng.normal(size=40), gains, shares)
+    served = []
+    for number in range(1, 41):
+        chosen = GreedyByGroup().select(view, rng)
+        stats = view.stats.with_round(number, chosen, chosen[:0], None, Cumulative())
+        view = replace(view, stats=stats)
+        served.append(set(chosen % 10))
+    for start in range(len(served) - 6):
+        assert set().union(*served[start : start + 6]) == set(range(10))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_where_nobody_harms_a_group_the_values_decide(seed):
+    rng = np.random.default_rng(seed)
+    value, gains = rng.normal(size=20), rng.random((20, 6))
+    recent = rng.random(20)
+    view = view_of(value, gains, rng.dirichlet(np.ones(6)), recent=recent)
+    chosen = [p.select(view, np.random.default_rng(seed)) for p in (GreedyByGroup(), Greedy())]
+    assert chosen[0].tolist() == chosen[1].tolist()
+
+
+def test_who_has_more_examples_serves_more():
+    """As in the average. Of two clients of each class, the larger one, though of less value."""
+    gains, sizes = one_class_each(2, 4), np.repeat([30, 300], 4)
+    view = view_of(-sizes, gains, np.full(4, 0.25), m=4, sizes=sizes)
+    assert sorted(GreedyByGroup().select(view, np.random.default_rng())) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("m", "groups"), [(1, 2), (3, 10), (4, 4), (5, 2), (2, 0)])
+def test_rounds_count_less_with_every_round_after_them(m, groups):
+    rng = np.random.default_rng(m)
+    stats = ClientStats.of_groups(groups).with_clients({f"partition-{k}": 5 for k in range(6)})
+    cohorts = [rng.permutation(6)[:m] for _ in range(8)]
+    for number, cohort in enumerate(cohorts, start=1):
+        stats = stats.with_round(number, cohort, cohort[:0], None, Cumulative())
+    kept = max(0.0, 1 - m / groups) if groups else 0.0
+    expected = [
+        sum(kept ** (8 - t) for t, cohort in enumerate(cohorts) if k in cohort) for k in range(6)
+    ]
+    np.testing.assert_allclose(stats.recent, expected)
 
 
 def test_who_gained_nothing_anywhere_covers_nothing():
@@ -130,6 +193,12 @@ def test_who_gained_nothing_anywhere_covers_nothing():
     view = view_of([9, 9, 1, 2, 3], gains, np.full(4, 0.25))
     assert sorted(GreedyByGroup().select(view, np.random.default_rng())) == [2, 3, 4]
     assert shares_served(gains).sum(axis=1)[:2] == pytest.approx(0, abs=1e-4)
+
+
+def test_a_class_that_gains_as_it_is_like_another_is_not_served():
+    shares = shares_served(np.array([[0.8, 0.2, -0.5], [0.1, 0.1, 0.1]]))
+    np.testing.assert_allclose(shares[0], np.array([16, 1, 0]) / 17 / 1.1)
+    np.testing.assert_allclose(shares[1], np.full(3, 0.25))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -262,7 +331,9 @@ def test_a_run_whose_data_fall_into_other_groups_is_not_resumed(skewed, monkeypa
         run(longer.with_values(resume=True))
 
 
-@pytest.mark.parametrize("lost", [["group_gain"], ["group_gain", "group_value", "group_losses"]])
+@pytest.mark.parametrize(
+    "lost", [["group_gain"], ["recent"], ["group_gain", "group_value", "group_losses"]]
+)
 def test_a_run_that_selects_by_class_needs_its_groups(skewed, lost):
     path = run(skewed) / STATE
     with safe_open(path, framework="numpy") as file:
@@ -270,7 +341,7 @@ def test_a_run_that_selects_by_class_needs_its_groups(skewed, lost):
         arrays = {k: file.get_tensor(k) for k in file.keys() if k not in lost}  # noqa: SIM118
     save_file(arrays, path, about)
     (path.parent / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match="group"):
+    with pytest.raises(RunDirectoryError, match=r"group|recent"):
         run(skewed.with_values(resume=True))
 
 
