@@ -37,13 +37,13 @@ def shares_served(gains: Floats) -> Floats:
     return shares
 
 
-def welfare(served: Floats, weights: Floats, num_select: int) -> Floats:
-    """Σ_g w_g log(ε + served_g / M), (…,), of the sums of shares served by cohorts (…, G).
+def welfare(served: Floats, weights: Floats, size: int) -> Floats:
+    """Σ_g w_g log(ε + served_g / M), (…,), of the sums of shares served by cohorts of M (…, G).
 
     The logarithm of a weighted geometric mean: Nash welfare, the groups being the parties. It is
     monotone and submodular in the cohort.
     """
-    result: Floats = np.log(NOBODY + served / num_select) @ weights
+    result: Floats = np.log(NOBODY + served / size) @ weights
     return result
 
 
@@ -66,14 +66,15 @@ class GreedyByGroup:
             return Greedy().select(view, rng)
         sizes = stats.num_examples[:, None]  # as they weigh in the average
         shares = shares_served(stats.group_gain) * (sizes / sizes.mean())
-        served = stats.recent @ shares
+        served = stats.recent @ shares + shares[view.taken].sum(axis=0)
+        size = len(view.taken) + view.num_select
         shuffled = rng.permutation(view.candidates)
         value, shares = stats.value[shuffled], shares[shuffled]
         harm = np.maximum(-stats.group_gain[shuffled], 0).mean(axis=0) @ weights
-        slack = self.slack * (1 - discount(view.num_select, len(weights)))
+        slack = self.slack * (1 - discount(size, len(weights)))
         chosen, free = list[int](), np.ones(len(shuffled), dtype=bool)
         for _ in range(min(view.num_select, len(shuffled))):
-            covered = welfare(served + shares, weights, view.num_select)
+            covered = welfare(served + shares, weights, size)
             well = free & (harm * (covered[free].max() - covered) <= slack)
             best = int(np.argmax(np.where(well, value, -np.inf)))
             chosen.append(best)

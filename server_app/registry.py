@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 
 from flwr.app import Message, MessageType, RecordDict
@@ -10,10 +11,12 @@ from flwr.serverapp import Grid
 from common.wire import (
     BadReplyError,
     ClientInfo,
+    ClientUpdate,
     Task,
     content_of,
     decode_info,
     decode_loss,
+    decode_update,
     encode_task,
     replies_by_request,
 )
@@ -89,6 +92,21 @@ class ClientRegistry:
     def client_at(self, node: int) -> str:
         """The client that was found at a node."""
         return self._known[node]
+
+    def updates(
+        self, requests: list[Message], replies: Iterable[Message], size: int, max_examples: int
+    ) -> tuple[list[ClientUpdate], dict[str, str]]:
+        """The usable updates (size,) among replies, and why the other clients' are not, by id."""
+        answers = replies_by_request(requests, replies)
+        updates, failures = list[ClientUpdate](), dict[str, str]()
+        for node in (request.metadata.dst_node_id for request in requests):
+            client_id = self.client_at(node)
+            try:
+                content = content_of(answers.get(node))
+                updates.append(decode_update(content, client_id, size, max_examples))
+            except BadReplyError as error:
+                failures[client_id] = str(error)
+        return updates, failures
 
     def local_losses(
         self, grid: Grid, clients: list[str], content: RecordDict, timeout: float

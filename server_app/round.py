@@ -34,6 +34,14 @@ class Round:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
+    @property
+    def reasons(self) -> str:
+        """Why clients failed, each reason once."""
+        who: dict[str, list[str]] = {}
+        for client, why in self.failures.items():
+            who.setdefault(why, []).append(client)
+        return "; ".join(f"{', '.join(clients)}: {why}" for why, clients in who.items())
+
     def _by_group(self, values: Floats) -> dict[str, list[float]]:
         """Of each client (G,), to a millionth of a nat: they are most of a line."""
         told = values.round(6).tolist()

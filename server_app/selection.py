@@ -29,6 +29,8 @@ class SelectionView:
     local_losses: Callable[[Indices], Floats] = _nobody_asked
     #: The share of each group in the validation examples, (G,); sums to 1.
     group_shares: Floats = field(default_factory=lambda: np.zeros(0))
+    #: Who takes part in the round already, where others are chosen in place of who failed.
+    taken: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def candidates(self) -> Indices:
@@ -154,5 +156,10 @@ class RoundRobinFirst:
         missing = view.num_select - len(chosen)
         if missing == 0:
             return chosen
-        rest = replace(view, num_select=missing, available=view.available & ~new)
+        rest = replace(
+            view,
+            num_select=missing,
+            available=view.available & ~new,
+            taken=np.concatenate([view.taken, chosen]),
+        )
         return np.concatenate([chosen, self.inner.select(rest, rng)])

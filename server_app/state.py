@@ -39,6 +39,18 @@ class ClientStats:
     def index(self, client_id: str) -> int:
         return self.client_ids.index(client_id)
 
+    def ready(self, free: NDArray[np.bool_], server_round: int, wanted: int) -> NDArray[np.bool_]:
+        """Of the clients that are free (N,), those whose back-off is over in a round.
+
+        While they are fewer than `wanted`, those whose back-off is over soonest, too.
+        """
+        ready = free & (self.retry_round <= server_round)
+        if (missing := wanted - int(ready.sum())) > 0:
+            waiting = np.flatnonzero(free & ~ready)
+            order = np.argsort(self.retry_round[waiting], kind="stable")
+            ready[waiting[order][:missing]] = True
+        return ready
+
     def with_clients(self, num_examples: dict[str, int]) -> Self:
         """Add clients, in a fixed order; known ones get their new number of examples."""
         # Shorter first, so that partition-2 comes before partition-10.

@@ -17,17 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from common.errors import RunFailedError
 from common.params import Vector
 from common.seeding import Stream, rng_for
-from common.wire import (
-    NO_ANSWER,
-    BadReplyError,
-    ClientInfo,
-    ClientUpdate,
-    content_of,
-    decode_update,
-    encode_params,
-    params_record,
-    replies_by_request,
-)
+from common.wire import NO_ANSWER, ClientInfo, ClientUpdate, encode_params, params_record
 from server_app.aggregation import aggregate
 from server_app.paced_grid import PacedGrid
 from server_app.registry import ClientRegistry
@@ -155,13 +145,15 @@ class SelectiveFedAvg(Strategy):
         """Ask `wanted` more clients of those who were not asked in this round, if there are."""
         now, stats, nodes = self._now, self.state.stats, self._registry.nodes
         free = np.array([c in nodes and c not in now.cohort for c in stats.client_ids])
-        available = free & (stats.retry_round <= now.number)
-        if (missing := wanted - int(available.sum())) > 0:  # back-off yields when too few are left
-            waiting = np.flatnonzero(free & ~available)
-            order = np.argsort(stats.retry_round[waiting], kind="stable")
-            available[waiting[order][:missing]] = True
-        shares = self._model.group_shares
-        view = SelectionView(now.number, wanted, stats, available, self._local_losses, shares)
+        view = SelectionView(
+            round=now.number,
+            num_select=wanted,
+            stats=stats,
+            available=stats.ready(free, now.number, wanted),
+            taken=np.array([stats.index(c) for c in now.cohort if c not in now.failures], np.int64),
+            local_losses=self._local_losses,
+            group_shares=self._model.group_shares,
+        )
         rng = rng_for(self._seed, Stream.SELECT, now.number, *([now.attempts] * (now.attempts > 0)))
         cohort = [stats.client_ids[k] for k in self._policy.select(view, rng)]
         now.cohort += cohort
@@ -210,18 +202,19 @@ class SelectiveFedAvg(Strategy):
 
     def _decode(self, requests: list[Message], replies: Iterable[Message]) -> list[ClientUpdate]:
         """The usable updates among the replies; the others go into the round's failures."""
-        now, size, updates = self._now, self._model.spec.size, []
-        answers = replies_by_request(requests, replies)
-        for node in (request.metadata.dst_node_id for request in requests):
-            client_id = self._registry.client_at(node)
-            try:
-                content = content_of(answers.get(node))
-                updates.append(decode_update(content, client_id, size, self._max_examples))
-                self._event("accepted", client=client_id, noise_sigma=updates[-1].noise_sigma)
-            except BadReplyError as error:
-                now.failures[client_id] = str(error)
-                self._event("failed", client=client_id, why=str(error))
+        updates, failures = self._registry.updates(
+            requests, replies, self._model.spec.size, self._max_examples
+        )
+        for update in updates:
+            self._event("accepted", client=update.client_id, noise_sigma=update.noise_sigma)
+        self._fail(failures)
         return updates
+
+    def _fail(self, failures: dict[str, str]) -> None:
+        """Clients whose updates are not used in this round, and why."""
+        self._now.failures |= failures
+        for client_id, why in failures.items():
+            self._event("failed", client=client_id, why=why)
 
     def _on_reply(self, request: Message, reply: Message) -> None:
         self._event("answered", client=self._registry.client_at(request.metadata.dst_node_id))
@@ -255,9 +248,7 @@ class SelectiveFedAvg(Strategy):
                 raise RoundError(f"round {server_round}: {error}; lower learning-rate") from error
             reason = "the validation loss of its model is not finite"
             left_out = [u.client_id for u in updates if u not in finite]
-            now.failures |= dict.fromkeys(left_out, reason)
-            for client_id in left_out:
-                self._event("failed", client=client_id, why=reason)
+            self._fail(dict.fromkeys(left_out, reason))
             with now.phase("clients"):
                 finite = self._with_others(finite)
             return self.aggregate_fit(server_round, finite)
@@ -283,13 +274,9 @@ class SelectiveFedAvg(Strategy):
         none = np.zeros(0, np.int64)
         stats = stats.with_round(now.number, none, failed, None, self._cumulative)
         self.state = replace(self.state, stats=stats)
-        who: dict[str, list[str]] = {}
-        for client, why in now.failures.items():
-            who.setdefault(why, []).append(client)
-        reasons = "; ".join(f"{', '.join(clients)}: {why}" for why, clients in who.items())
         raise RoundError(
             f"round {now.number}: {usable or 'none'} of the {len(now.cohort)} clients asked "
-            f"returned a usable update, {max(self._quorum, 1)} needed ({reasons}); mend the "
+            f"returned a usable update, {max(self._quorum, 1)} needed ({now.reasons}); mend the "
             "clients, then continue with resume = true; if all fail alike, look at learning-rate, "
             "noise-sigma and max-examples"
         )

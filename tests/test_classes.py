@@ -167,6 +167,13 @@ def test_where_nobody_harms_a_group_the_values_decide(seed):
     assert chosen[0].tolist() == chosen[1].tolist()
 
 
+def test_who_takes_part_already_counts():
+    """In place of one who failed: of the classes that the others do not serve."""
+    view = view_of(np.r_[9.0, 9, 1, 1], one_class_each(1, 4), np.full(4, 0.25), m=2)
+    view = replace(view, taken=np.array([0, 1]))
+    assert sorted(GreedyByGroup().select(view, np.random.default_rng())) == [2, 3]
+
+
 def test_who_has_more_examples_serves_more():
     """As in the average. Of two clients of each class, the larger one, though of less value."""
     gains, sizes = one_class_each(2, 4), np.repeat([30, 300], 4)

@@ -1,6 +1,7 @@
 """Whole runs in process: what is on disk, and clients that fail."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,9 @@ from common.datasets import load_splits
 from common.evaluation import evaluate
 from common.models import build_model
 from experiments.local_grid import FIRST_CLIENT_NODE
+from server_app.algorithms import ALGORITHMS
 from server_app.app import app as server_app
+from server_app.selection import Uniform
 from server_app.strategy import RoundError
 from tests.federation import (
     FAULTS,
@@ -146,6 +149,29 @@ def test_others_are_asked_in_place_of_a_whole_cohort_that_diverged(small):
     assert set(record["failures"]) == set(first)
     assert len(record["shapley"]) == 2
     assert np.isfinite(record["val_loss"])
+
+
+def test_whoever_chooses_others_is_told_who_takes_part_already(small, monkeypatch):
+    views = []
+
+    class Watched(Uniform):
+        def select(self, view, rng):
+            views.append(view)
+            return super().select(view, rng)
+
+    watched = replace(ALGORITHMS["fedavg"], policy=lambda config: Watched())
+    monkeypatch.setitem(ALGORITHMS, "fedavg", watched)
+    history = history_of(
+        run(small.with_values(algorithm="fedavg", clients_per_round=3), {2: "nan"})
+    )
+    instead = [view for view in views if view.num_select == 1]
+    assert len(instead) == sum(len(r["failures"]) for r in history) > 0
+    for view in instead:
+        asked = history[view.round - 1]["cohort"][:3]
+        taken = {view.stats.client_ids[k] for k in view.taken}
+        assert taken == set(asked) - {"partition-2"}
+        assert not view.available[view.taken].any()
+    assert all(len(view.taken) == 0 for view in views if view.num_select == 3)
 
 
 def test_spare_clients_are_not_failures(small):

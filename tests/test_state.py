@@ -55,6 +55,18 @@ def test_failures_back_off_and_a_success_forgives():
     assert stats.failures[0] == stats.retry_round[0] == 0
 
 
+def test_who_waits_shortest_is_ready_when_too_few_are():
+    stats, none, values = stats_of("a", "b", "c", "d"), np.array([], int), None
+    for t, k in ((1, 1), (2, 2), (2, 1)):
+        stats = stats.with_round(t, none, np.array([k]), values, Cumulative())
+    assert stats.retry_round.tolist() == [0, 6, 4, 0]
+    free = np.array([True, True, True, False])
+    assert stats.ready(free, 3, 1).tolist() == [True, False, False, False]
+    assert stats.ready(free, 3, 2).tolist() == [True, False, True, False]
+    assert stats.ready(free, 3, 4).tolist() == [True, True, True, False]
+    assert stats.ready(free, 4, 1).tolist() == [True, False, True, False]
+
+
 def test_back_off_is_bounded():
     stats, none = stats_of("a"), np.array([], int)
     for t in range(1, 40):
