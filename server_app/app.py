@@ -70,6 +70,8 @@ def main(grid: Grid, context: Context) -> None:
         valuation.valuation_memory,
         grouping_from(valuation, config.seed) if is_valued(config) else None,
     )
+    if valuation.valuation_groups == "classes":
+        _warn_of_absent(model)
     directory = RunDirectory(config)
     try:
         before = directory.load()
@@ -80,6 +82,17 @@ def main(grid: Grid, context: Context) -> None:
             _train(grid, config, model, directory, state, loggers)
     finally:
         directory.close()
+
+
+def _warn_of_absent(model: ServerModel) -> None:
+    """A class without examples here is one of which nobody's updates are valued."""
+    if absent := [str(c) for c, share in enumerate(model.group_shares) if not share]:
+        log.warning(
+            "the validation data have no example of %s %s, in which nobody is of value then; hold "
+            "out data of every class",
+            "class" if len(absent) == 1 else "classes",
+            ", ".join(absent),
+        )
 
 
 def _check_groups(config: RunConfig, model: ServerModel, state: ServerState, path: Path) -> None:

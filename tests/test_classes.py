@@ -257,6 +257,19 @@ def test_records_tell_values_and_losses_by_class(skewed):
         assert np.array(client["class_values"]) @ shares == pytest.approx(client["value"], abs=3e-6)
 
 
+def test_a_class_that_the_server_does_not_have_is_told(skewed, monkeypatch, caplog):
+    whole = load_splits(skewed.data, skewed.seed)
+    known = ~torch.isin(whole.val.y, torch.tensor([2, 7]))
+    val = Dataset(whole.val.x[known], whole.val.y[known])
+    monkeypatch.setattr(app, "load_splits", lambda *_: replace(whole, val=val))
+    monkeypatch.setattr(app.log, "handlers", [caplog.handler])
+    run(skewed)
+    assert "have no example of classes 2, 7, in which nobody is of value" in caplog.text
+    history = history_of(directory_of(skewed))
+    assert all(r["class_losses"][2] == r["class_losses"][7] == 0 for r in history)
+    assert all(np.isfinite(r["val_loss"]) for r in history)
+
+
 def test_runs_without_values_tell_nothing_by_class(small):
     for keys in ({"algorithm": "fedavg"}, {"valuation_groups": "none"}):
         directory = run(small.with_values(**keys))
