@@ -62,7 +62,7 @@ class GreedyByGroup:
 
     def select(self, view: SelectionView, rng: np.random.Generator) -> Indices:
         stats, weights = view.stats, view.group_shares
-        if len(weights) < 2:
+        if len(weights) < 2 or not view.available.any():
             return Greedy().select(view, rng)
         sizes = stats.num_examples[:, None]  # as they weigh in the average
         shares = shares_served(stats.group_gain) * (sizes / sizes.mean())

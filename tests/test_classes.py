@@ -228,6 +228,8 @@ def test_only_available_clients_and_no_more_than_there_are():
     view = view_of(rng.normal(size=6), gains, np.full(3, 1 / 3), m=4)
     view.available[[0, 2, 5]] = False
     assert sorted(GreedyByGroup().select(view, rng)) == [1, 3, 4]
+    view.available[:] = False
+    assert GreedyByGroup().select(view, rng).tolist() == []
 
 
 @pytest.fixture
