@@ -11,9 +11,11 @@ import socket
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from multiprocessing import current_process
 from pathlib import Path
 from types import TracebackType
@@ -126,6 +128,21 @@ def complete_history(config: RunConfig) -> list[dict[str, Any]]:
     return records
 
 
+def _tell_other_versions(runs: list[RunConfig], console: Console) -> None:
+    """Complete runs are not made again; those of another version of ours may have other numbers."""
+    from server_app.run_directory import recorded_versions
+
+    mine, others = version("greedyfed"), Counter[str]()
+    for run in runs:
+        if (theirs := recorded_versions(directory(run)).get("greedyfed", mine)) != mine:
+            others[theirs] += 1
+    for theirs, count in others.items():
+        console.print(
+            f"{count} of {len(runs)} complete runs are by greedyfed {theirs}, this is {mine}: "
+            "numbers may differ; give another output-dir, or delete them to make them again"
+        )
+
+
 def run_all(runs: list[RunConfig], workers: Workers, console: Console) -> Outcome:
     """Run what is not complete; interrupted runs go on, and failed ones are tried once more.
 
@@ -138,6 +155,7 @@ def run_all(runs: list[RunConfig], workers: Workers, console: Console) -> Outcom
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
     todo = [run.with_values(resume=True) for run in runs if not is_complete(run)]
+    _tell_other_versions([run for run in runs if is_complete(run)], console)
     reasons = dict[str, str]()
     if not todo:
         console.print(f"all of {len(runs)} runs are complete")

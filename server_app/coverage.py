@@ -53,9 +53,9 @@ class GreedyByGroup:
 
     A client covers well if the welfare of the groups, served by the cohort with it and by the last
     rounds as far as they are remembered, is nearly the largest that a client gives: what is missing
-    to it, times what an update alone harms a group on average, is within `slack`, for all the
-    rounds that are remembered. So the less clients harm, the more their values decide. With one
-    group this is `Greedy`. Ties in random order, as there.
+    to it, times what an update alone harms a group on average, is within `slack` of as many rounds
+    as are remembered. So the less clients harm, the more their values decide. With one group this
+    is `Greedy`. Ties in random order, as there.
     """
 
     slack: float = SLACK
@@ -75,8 +75,8 @@ class GreedyByGroup:
         chosen, free = list[int](), np.ones(len(shuffled), dtype=bool)
         for _ in range(min(view.num_select, len(shuffled))):
             covered = welfare(served + shares, weights, size)
-            well = free & (harm * (covered[free].max() - covered) <= slack)
-            best = int(np.argmax(np.where(well, value, -np.inf)))
+            well = np.flatnonzero(free & (harm * (covered[free].max() - covered) <= slack))
+            best = int(well[np.argmax(value[well])])
             chosen.append(best)
             free[best] = False
             served = served + shares[best]

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ log = logging.getLogger("greedyfed")
 #: lost to a kill are computed again, with the same result.
 SAVE_EVERY_SECONDS = 1.0
 CONFIG, HISTORY, STATE = "config.json", "history.jsonl", "state.safetensors"
-
-
 MODEL, SUMMARY = "model.safetensors", "summary.json"
+#: Arrays of the state with a number for each client.
+BY_CLIENT = ("value", "count", "num_examples", "failures", "retry_round")
 
 
 class RunDirectoryError(GreedyfedError):
@@ -93,10 +94,10 @@ class RunDirectory:
             RunDirectoryError: a default is another one in this version, so it is another run.
         """
         try:
-            before = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-            versions, flat = before["versions"], before["config"]
+            flat = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))["config"]
         except (OSError, ValueError, KeyError, TypeError):
             return
+        versions = recorded_versions(self.path)
         if changed := config.differences(flat):
             key, was, now = changed[0]
             self.close()
@@ -142,6 +143,11 @@ class RunDirectory:
         try:
             history = read_history(self.path)
             rounds = [record["round"] for record in history]
+            if state:
+                clients = (
+                    record["shapley"] for record in history if record["round"] <= state.round
+                )
+                state = replace(state, stats=state.stats.with_memory(clients))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(
                 f"{self.path / HISTORY}: cannot be read: {error}; restore the file, or delete the "
@@ -231,17 +237,12 @@ def _state_bytes(state: ServerState) -> bytes:
     stats = state.stats
     arrays: dict[str, NDArray[Any]] = {
         "params": state.params,
-        "value": stats.value,
-        "count": stats.count,
-        "num_examples": stats.num_examples,
-        "failures": stats.failures,
-        "retry_round": stats.retry_round,
+        **{key: getattr(stats, key) for key in BY_CLIENT},
     }
     if state.group_losses.size:
         arrays |= {
             "group_value": stats.group_value,
             "group_gain": stats.group_gain,
-            "recent": stats.recent,
             "group_losses": state.group_losses,
         }
     about = {"round": state.round, "val_loss": state.val_loss, "client_ids": stats.client_ids}
@@ -256,16 +257,28 @@ def read_state(path: Path) -> ServerState:
         arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
     params, by_group = arrays.pop("params"), arrays.pop("group_losses", np.zeros(0))
     n, groups = len(about["client_ids"]), len(by_group)
-    if not groups:  # nothing is remembered by them
-        arrays.setdefault("recent", np.zeros(n))
-    stats = ClientStats(tuple(about["client_ids"]), **arrays)
-    by_client = ("value", "count", "num_examples", "failures", "retry_round", "recent")
-    shapes = dict.fromkeys(by_client, (n,))
-    by_client_and_group = ("group_value", "group_gain") if groups else ()
-    for key, shape in (shapes | dict.fromkeys(by_client_and_group, (n, groups))).items():
-        if (found := getattr(stats, key).shape) != shape:
-            raise ValueError(f"{key} has the shape {found}, not {shape}")
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(BY_CLIENT, (n,))
+    shapes |= dict.fromkeys(("group_value", "group_gain"), (n, groups))
+    for key, shape in shapes.items():
+        found = arrays.setdefault(key, np.zeros((n, 0))) if key.startswith("group") else arrays[key]
+        if found.shape != shape:
+            raise ValueError(f"{key} has the shape {found.shape}, not {shape}")
+        kind = np.float64 if key.startswith(("value", "group")) else np.int64
+        if found.dtype != kind or not np.isfinite(found).all():
+            raise ValueError(f"{key} is not all finite numbers of type {kind.__name__}")
+    if (np.abs(arrays["group_gain"]) > 1).any() or (arrays["num_examples"] < 1).any():
+        raise ValueError("group_gain must be within -1 and 1, num_examples at least 1")
+    stats = ClientStats(tuple(about["client_ids"]), **arrays, recent=np.zeros(n))
     return ServerState(about["round"], params, stats, about["val_loss"], by_group)
+
+
+def recorded_versions(path: Path) -> dict[str, str]:
+    """The versions of packages by which a run was made; empty where that cannot be read."""
+    try:
+        versions = json.loads((path / CONFIG).read_text(encoding="utf-8"))["versions"]
+        return {str(package): str(number) for package, number in versions.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _versions() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What the server has learned so far: the model, and the statistics of every client."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -27,7 +28,8 @@ class ClientStats:
     group_value: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     #: By which share their updates alone change the loss of each group, mean of rounds, (N, G).
     group_gain: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    #: Rounds that each took part in, (N,), those before the last few counting ever less.
+    #: Rounds that each took part in, (N,), those before the last few counting ever less. It is not
+    #: saved: `with_memory` has it from who took part.
     recent: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
@@ -84,7 +86,6 @@ class ClientStats:
         value, count = self.value.copy(), self.count.copy()
         group_value, group_gain = self.group_value.copy(), self.group_gain.copy()
         failures, retry = self.failures.copy(), self.retry_round.copy()
-        recent = self.recent.copy()
         if values is not None:
             value[succeeded] = cumulative(value[succeeded], count[succeeded], values)
         if in_groups is not None and group_value.size:
@@ -92,8 +93,6 @@ class ClientStats:
             group_value[succeeded] = cumulative(old, before, in_groups.values)
             group_gain[succeeded] = Cumulative()(group_gain[succeeded], before, in_groups.gains)
         count[succeeded] += 1
-        recent[succeeded] += 1
-        recent *= discount(len(succeeded), group_gain.shape[1])
         failures[succeeded], retry[succeeded] = 0, 0
         failures[failed] += 1
         retry[failed] = server_round + 2 ** np.minimum(failures[failed], MAX_BACK_OFF)
@@ -105,8 +104,23 @@ class ClientStats:
             retry_round=retry,
             group_value=group_value,
             group_gain=group_gain,
-            recent=recent,
+            recent=self._after(self.recent, succeeded),
         )
+
+    def with_memory(self, rounds: Iterable[Collection[str]]) -> Self:
+        """The statistics with `recent` as it is after rounds, given the clients of each."""
+        recent, place = (
+            np.zeros(len(self.client_ids)),
+            {c: k for k, c in enumerate(self.client_ids)},
+        )
+        for clients in rounds:
+            recent = self._after(recent, np.array([place[c] for c in clients], np.int64))
+        return replace(self, recent=recent)
+
+    def _after(self, recent: NDArray[np.float64], took_part: Ints) -> NDArray[np.float64]:
+        recent = recent.copy()
+        recent[took_part] += 1
+        return recent * discount(len(took_part), self.group_gain.shape[1])
 
 
 @dataclass(frozen=True)

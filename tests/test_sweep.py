@@ -142,6 +142,20 @@ def test_finished_runs_are_skipped(tmp_path, capsys):
     assert "all of 2 runs are complete" in capsys.readouterr().err
 
 
+def test_finished_runs_of_another_version_are_told(small, capsys):
+    others = [small.with_values(num_rounds=1, seed=seed) for seed in (0, 1, 2)]
+    run_all(others[:2], Workers(), Console(stderr=True))
+    assert "by greedyfed" not in capsys.readouterr().err
+    path = directory(others[0]) / "config.json"
+    about = json.loads(path.read_text())
+    about["versions"]["greedyfed"] = "0.0.7"
+    path.write_text(json.dumps(about))
+    run_all(others, Workers(), Console(stderr=True, width=300))
+    told = capsys.readouterr().err
+    assert "1 of 2 complete runs are by greedyfed 0.0.7, this is" in told
+    assert "numbers may differ" in told
+
+
 def test_a_killed_sweep_goes_on(tmp_path):
     """kill -9 in the middle: the same command ends with what an unbroken one gives."""
     spec = spec_in(tmp_path, **{"num-rounds": 120})
