@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -74,9 +75,7 @@ def main(grid: Grid, context: Context) -> None:
         _warn_of_absent(model)
     directory = RunDirectory(config)
     try:
-        before = directory.load()
-        if before:
-            _check_groups(config, model, before, directory.path / STATE)
+        before = directory.load(partial(_check_state, config, model, directory.path / STATE))
         state = before or model.initial_state()
         with Loggers(config, directory.path) as loggers:
             _train(grid, config, model, directory, state, loggers)
@@ -95,8 +94,13 @@ def _warn_of_absent(model: ServerModel) -> None:
         )
 
 
-def _check_groups(config: RunConfig, model: ServerModel, state: ServerState, path: Path) -> None:
-    """Raises RunDirectoryError where the server's data fall into other groups than before."""
+def _check_state(config: RunConfig, model: ServerModel, path: Path, state: ServerState) -> None:
+    """Raises RunDirectoryError where it is of another model, or the data fall into other groups."""
+    if state.params.size != model.spec.size:
+        raise RunDirectoryError(
+            f"{path}: holds a model of {state.params.size} parameters, {config.training.model!r} "
+            f"has {model.spec.size} now; give another output-dir"
+        )
     before, now = len(state.group_losses), len(model.group_shares)
     if not before and config.selection.algorithm != "greedyfed-classes":
         model.without_groups()  # begun by a version that told none apart
@@ -116,11 +120,6 @@ def _train(
     state: ServerState,
     loggers: Loggers,
 ) -> None:
-    if state.params.size != model.spec.size:
-        raise RunDirectoryError(
-            f"{directory.path / STATE}: holds a model of {state.params.size} parameters, "
-            f"{config.training.model!r} has {model.spec.size} now; give another output-dir"
-        )
     log.info("run directory %s", directory.path, extra={"run_directory": str(directory.path)})
     if directory.is_complete:
         log.info("this run is complete: nothing to do")

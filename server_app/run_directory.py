@@ -5,22 +5,20 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
 
 from common.config import RunConfig
 from common.errors import GreedyfedError, RunFailedError
 from server_app.events import EVENTS
-from server_app.state import ClientStats, RoundRecord, ServerState
+from server_app.state import RoundRecord, ServerState
+from server_app.state_file import read_state, state_bytes
 
 log = logging.getLogger("greedyfed")
 #: The state is written at most this often, so that fast rounds do not wait for the disk. Rounds
@@ -28,8 +26,6 @@ log = logging.getLogger("greedyfed")
 SAVE_EVERY_SECONDS = 1.0
 CONFIG, HISTORY, STATE = "config.json", "history.jsonl", "state.safetensors"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
-#: Arrays of the state with a number for each client.
-BY_CLIENT = ("value", "count", "num_examples", "failures", "retry_round")
 
 
 class RunDirectoryError(GreedyfedError):
@@ -84,8 +80,12 @@ class RunDirectory:
                 "output-dir, or delete the folder"
             )
         self._compare_with(config)
-        about = {"run-id": config.run_id, "config": config.to_flat(), "versions": _versions()}
-        self.write(CONFIG, (json.dumps(about, indent=2) + "\n").encode())
+        versions = {"versions": recorded_versions(self.path) or _versions()}
+        if versions["versions"] != _versions():
+            versions["resumed-with"] = _versions()
+        about = {"run-id": config.run_id, "config": config.to_flat()} | versions
+        if not self.is_complete:
+            self.write(CONFIG, (json.dumps(about, indent=2) + "\n").encode())
 
     def _compare_with(self, config: RunConfig) -> None:
         """Tell when a run is resumed by other versions than it was started with.
@@ -123,18 +123,19 @@ class RunDirectory:
             return False
         return done and (self.path / MODEL).exists()
 
-    def load(self) -> ServerState | None:
+    def load(self, check: Callable[[ServerState], None] = lambda state: None) -> ServerState | None:
         """The last saved state, or None for a new run; history is cut to its round.
 
         Raises:
-            RunDirectoryError: a state that cannot be read.
+            RunDirectoryError: a state that cannot be read. Nothing is written then, nor if `check`,
+                which gets the state, raises.
         """
         state = None
         try:
             if (self.path / STATE).exists():
                 (self.path / STATE).open("rb").close()  # safetensors calls each failure "not found"
                 state = read_state(self.path / STATE)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError) as error:
             raise RunDirectoryError(
                 f"{self.path / STATE}: cannot be read: {error}; restore it, or delete the folder "
                 "to start anew"
@@ -149,8 +150,9 @@ class RunDirectory:
                 )
                 state = replace(state, stats=state.stats.with_memory(clients))
         except (OSError, ValueError, KeyError, TypeError) as error:
+            why = f"{error} is not where it should be" if isinstance(error, KeyError) else error
             raise RunDirectoryError(
-                f"{self.path / HISTORY}: cannot be read: {error}; restore the file, or delete the "
+                f"{self.path / HISTORY}: cannot be read: {why}; restore the file, or delete the "
                 "folder to start anew"
             ) from error
         if rounds[:done] != list(range(1, done + 1)):
@@ -158,6 +160,8 @@ class RunDirectory:
                 f"{self.path / HISTORY}: lacks rounds that {STATE} has ({done}); restore the "
                 "file, or delete the folder to start anew"
             )
+        if state:
+            check(state)
         lines = [json.dumps(record) for record in history if record["round"] <= done]
         self.write(HISTORY, "".join(line + "\n" for line in lines).encode())
         with self._saving(EVENTS):
@@ -184,7 +188,7 @@ class RunDirectory:
         """Write the state, after the history that belongs to it."""
         with self._saving(HISTORY):
             os.fsync(self._history.fileno())
-        self.write(STATE, _state_bytes(state))
+        self.write(STATE, state_bytes(state))
         self._saved_at = time.monotonic()
 
     def write(self, name: str, content: bytes) -> None:
@@ -231,45 +235,6 @@ def read_history(path: Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return records
-
-
-def _state_bytes(state: ServerState) -> bytes:
-    stats = state.stats
-    arrays: dict[str, NDArray[Any]] = {
-        "params": state.params,
-        **{key: getattr(stats, key) for key in BY_CLIENT},
-    }
-    if state.group_losses.size:
-        arrays |= {
-            "group_value": stats.group_value,
-            "group_gain": stats.group_gain,
-            "group_losses": state.group_losses,
-        }
-    about = {"round": state.round, "val_loss": state.val_loss, "client_ids": stats.client_ids}
-    # One metadata entry: safetensors writes several in a random order, and equal states should be
-    # equal files.
-    return save(arrays, metadata={"about": json.dumps(about)})
-
-
-def read_state(path: Path) -> ServerState:
-    with safe_open(path, framework="numpy") as file:
-        about = json.loads(file.metadata()["about"])
-        arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  not a dict
-    params, by_group = arrays.pop("params"), arrays.pop("group_losses", np.zeros(0))
-    n, groups = len(about["client_ids"]), len(by_group)
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(BY_CLIENT, (n,))
-    shapes |= dict.fromkeys(("group_value", "group_gain"), (n, groups))
-    for key, shape in shapes.items():
-        found = arrays.setdefault(key, np.zeros((n, 0))) if key.startswith("group") else arrays[key]
-        if found.shape != shape:
-            raise ValueError(f"{key} has the shape {found.shape}, not {shape}")
-        kind = np.float64 if key.startswith(("value", "group")) else np.int64
-        if found.dtype != kind or not np.isfinite(found).all():
-            raise ValueError(f"{key} is not all finite numbers of type {kind.__name__}")
-    if (np.abs(arrays["group_gain"]) > 1).any() or (arrays["num_examples"] < 1).any():
-        raise ValueError("group_gain must be within -1 and 1, num_examples at least 1")
-    stats = ClientStats(tuple(about["client_ids"]), **arrays, recent=np.zeros(n))
-    return ServerState(about["round"], params, stats, about["val_loss"], by_group)
 
 
 def recorded_versions(path: Path) -> dict[str, str]:

@@ -22,7 +22,8 @@ from experiments.loopback import Federation
 from experiments.partition_files import write_partition
 from server_app.app import app as server_app
 from server_app.events import read_events
-from server_app.run_directory import STATE, read_history, read_state
+from server_app.run_directory import STATE, read_history
+from server_app.state_file import read_state
 from tests.federation import directory_of
 
 pytestmark = pytest.mark.chaos

@@ -15,9 +15,10 @@ from common.models import build_model
 from server_app import app
 from server_app.coverage import GreedyByGroup, shares_served, welfare
 from server_app.groups import by_class, by_column
-from server_app.run_directory import STATE, RunDirectory, RunDirectoryError, read_state
+from server_app.run_directory import STATE, RunDirectory, RunDirectoryError
 from server_app.selection import Greedy, SelectionView
 from server_app.state import ClientStats, Cumulative
+from server_app.state_file import read_state
 from server_app.utility import ModelAverageUtility, ServerModel
 from server_app.valuation import (
     CachedUtility,
@@ -372,6 +373,14 @@ def test_a_run_that_selects_by_class_needs_its_groups(skewed, lost):
 @pytest.mark.parametrize(
     ("key", "change", "why"),
     [
+        ("params", lambda a: a.astype(float), "params is not all finite numbers of type float32"),
+        ("params", lambda a: a * np.nan, "params is not all finite"),
+        ("params", lambda a: a[:-1], "holds a model of"),
+        ("group_losses", lambda a: a * np.nan, "group_losses is not all finite"),
+        ("group_losses", lambda a: a[:, None], "group_losses has the shape"),
+        ("group_losses", lambda a: a[:-1], "group_value has the shape"),
+        ("count", lambda a: a - 9, "count must be within 0 and inf"),
+        ("more", lambda a: np.zeros(3), "arrays are missing or too many: more"),
         ("group_gain", lambda a: a * np.nan, "group_gain is not all finite"),
         ("group_gain", lambda a: a + 2, "group_gain must be within -1 and 1"),
         (
@@ -380,7 +389,7 @@ def test_a_run_that_selects_by_class_needs_its_groups(skewed, lost):
             "value is not all finite numbers of type float64",
         ),
         ("count", lambda a: a.astype(float), "count is not all finite numbers of type int64"),
-        ("num_examples", lambda a: a * 0, "num_examples at least 1"),
+        ("num_examples", lambda a: a * 0, "num_examples must be within 1 and inf"),
     ],
 )
 def test_statistics_that_cannot_be_are_refused(skewed, key, change, why):
@@ -389,11 +398,25 @@ def test_statistics_that_cannot_be_are_refused(skewed, key, change, why):
         about = file.metadata()
         arrays = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118  not a dict
     before = history_of(path.parent)
-    save_file(arrays | {key: change(arrays[key])}, path, about)
+    save_file(arrays | {key: np.ascontiguousarray(change(arrays.get(key)))}, path, about)
     (path.parent / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match=f"{why}.*; restore it, or delete the folder"):
+    with pytest.raises(RunDirectoryError, match=f"{why}.*; (restore it|give another)"):
         run(skewed.with_values(resume=True))
     assert history_of(path.parent) == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"round": 2.5}, {"round": -1}, {"val_loss": float("nan")}, {"client_ids": "abc"}]
+)
+def test_metadata_that_cannot_be_are_refused(skewed, change):
+    path = run(skewed) / STATE
+    with safe_open(path, framework="numpy") as file:
+        about = json.loads(file.metadata()["about"])
+        arrays = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118  not a dict
+    save_file(arrays, path, {"about": json.dumps(about | change)})
+    (path.parent / "summary.json").unlink()
+    with pytest.raises(RunDirectoryError, match=r"its metadata do not tell.*; restore it"):
+        run(skewed.with_values(resume=True))
 
 
 def test_groups_may_be_clusters_of_inputs(skewed):

@@ -14,7 +14,8 @@ from experiments.loopback import wait_for
 from experiments.progress import RoundProgress
 from experiments.settings import read_toml
 from server_app.events import read_events
-from server_app.run_directory import MODEL, STATE, read_history, read_state
+from server_app.run_directory import MODEL, STATE, read_history
+from server_app.state_file import read_state
 from tests.containers import PROJECT, docker, inside
 
 pytestmark = pytest.mark.cluster

@@ -77,6 +77,21 @@ def test_a_finished_run_is_not_overwritten(small):
     assert (directory / "history.jsonl").read_bytes() == before
 
 
+def test_a_run_keeps_the_versions_that_it_was_begun_with(small):
+    path = run(small) / "config.json"
+    about = json.loads(path.read_text())
+    now = about["versions"]
+    about["versions"] = now | {"greedyfed": "0.0.7"}
+    path.write_text(json.dumps(about))
+    run(small.with_values(resume=True))  # complete: nothing of it is by another version
+    assert json.loads(path.read_text()) == about
+    (path.parent / "summary.json").unlink()
+    run(small.with_values(resume=True))
+    after = json.loads(path.read_text())
+    assert after["versions"] == about["versions"]
+    assert after["resumed-with"] == now
+
+
 def test_a_history_line_cut_short_is_dropped(small, monkeypatch):
     directory = run(small)
     expected = numbers(directory)
