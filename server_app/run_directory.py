@@ -79,15 +79,15 @@ class RunDirectory:
                 f"{self.path}: holds {state} of this configuration; {remedy}give another "
                 "output-dir, or delete the folder"
             )
-        self._compare_with(config)
-        versions = {"versions": recorded_versions(self.path) or _versions()}
-        if versions["versions"] != _versions():
-            versions["resumed-with"] = _versions()
+        now = _versions()
+        begun = recorded_versions(self.path) or now
+        self._compare_with(config, begun, now)
+        versions = {"versions": begun} | ({"resumed-with": now} if begun != now else {})
         about = {"run-id": config.run_id, "config": config.to_flat()} | versions
         if not self.is_complete:
             self.write(CONFIG, (json.dumps(about, indent=2) + "\n").encode())
 
-    def _compare_with(self, config: RunConfig) -> None:
+    def _compare_with(self, config: RunConfig, begun: dict[str, str], now: dict[str, str]) -> None:
         """Tell when a run is resumed by other versions than it was started with.
 
         Raises:
@@ -97,19 +97,16 @@ class RunDirectory:
             flat = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))["config"]
         except (OSError, ValueError, KeyError, TypeError):
             return
-        versions = recorded_versions(self.path)
         if changed := config.differences(flat):
-            key, was, now = changed[0]
+            key, was, default = changed[0]
             self.close()
             raise RunDirectoryError(
-                f"{self.path}: was begun with {key} = {was!r}, now {key} = {now!r} by a default of "
-                f"another version; set {key}, or give another output-dir"
+                f"{self.path}: was begun with {key} = {was!r}, now {key} = {default!r} by a "
+                f"default of another version; set {key}, or give another output-dir"
             )
-        for package, now in _versions().items():
-            if versions.get(package, now) != now:
-                log.warning(
-                    "%s was %s, is now %s: numbers may differ", package, versions[package], now
-                )
+        for package, is_now in now.items():
+            if (was := begun.get(package, is_now)) != is_now:
+                log.warning("%s was %s, is now %s: numbers may differ", package, was, is_now)
 
     @property
     def is_complete(self) -> bool:

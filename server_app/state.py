@@ -109,10 +109,8 @@ class ClientStats:
 
     def with_memory(self, rounds: Iterable[Collection[str]]) -> Self:
         """The statistics with `recent` as it is after rounds, given the clients of each."""
-        recent, place = (
-            np.zeros(len(self.client_ids)),
-            {c: k for k, c in enumerate(self.client_ids)},
-        )
+        recent = np.zeros(len(self.client_ids))
+        place = {c: k for k, c in enumerate(self.client_ids)}
         for clients in rounds:
             recent = self._after(recent, np.array([place[c] for c in clients], np.int64))
         return replace(self, recent=recent)
