@@ -17,7 +17,8 @@ from common.params import ParamSpec
 from common.training import local_sgd
 from experiments.settings import check_data
 from server_app.groups import Grouping
-from server_app.utility import ModelAverageUtility, ServerModel
+from server_app.server_model import ServerModel
+from server_app.utility import ModelAverageUtility
 from server_app.valuation import CachedUtility, Valuation, exact_shapley
 
 CLIENTS = {"mnist": 300, "cifar10": 200}  # as in the paper

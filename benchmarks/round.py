@@ -42,8 +42,9 @@ from experiments.settings import check_data, read_toml
 from server_app.app import app as server_app
 from server_app.run_directory import read_history
 from server_app.selection import Greedy, RoundRobinFirst, SelectionView
+from server_app.server_model import ServerModel
 from server_app.state import ClientStats, Cumulative
-from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
+from server_app.utility import ModelAverageUtility, weighted_average
 from server_app.valuation import CachedUtility, Utility, gtg_shapley, gtg_sweeps
 
 SETTING = Path(__file__).parents[1] / "experiments" / "mnist.toml"

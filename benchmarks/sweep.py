@@ -38,8 +38,9 @@ from experiments.parallel import Workers, run_all
 from experiments.settings import check_data, read_toml, simulated
 from server_app.algorithms import ALGORITHMS
 from server_app.selection import Indices, SelectionView
+from server_app.server_model import ServerModel
 from server_app.state import ClientStats
-from server_app.utility import ServerModel, weighted_average
+from server_app.utility import weighted_average
 
 MAX_OVERHEAD, MIN_SPEED_UP = 1.15, 1.7
 

@@ -40,7 +40,8 @@ from common.models import build_model
 from experiments.cli import main
 from experiments.figures import rank_correlation
 from server_app.groups import by_class
-from server_app.utility import ModelAverageUtility, ServerModel
+from server_app.server_model import ServerModel
+from server_app.utility import ModelAverageUtility
 from server_app.valuation import (
     Valuation,
     exact_shapley,

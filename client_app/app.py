@@ -1,6 +1,5 @@
 """The ClientApp: says who it is, and trains on its own data."""
 
-import copy
 import logging
 from functools import lru_cache
 
@@ -12,12 +11,14 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import nn
 
 from client_app.data import ClientData, ClientError, my_data
+from common.chain import chain_of
 from common.config import RunConfig, Scalar
 from common.evaluation import evaluate
 from common.models import build_model
 from common.params import ParamSpec
 from common.seeding import Stream, client_key, rng_for
 from common.training import add_parameter_noise, clip_update, local_sgd
+from common.trial import ROWS, try_out
 from common.wire import (
     ClientUpdate,
     Task,
@@ -55,8 +56,14 @@ app = ClientApp(mods=[always_reply])
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Who am I: client id, number of examples, and in a simulation the ground truth."""
-    _, me = _setup(context, decode_task(message.content))
+    """Who am I: client id, number of examples, and in a simulation the ground truth.
+
+    Whoever cannot train the server's network says so here, before a round counts on it.
+    """
+    torch.set_num_threads(1)
+    task = decode_task(message.content)
+    config, me = _setup(context, task)
+    _try_out(config, task, me, str(context.node_config.get("data-path", "")))
     return Message(encode_info(me.info), reply_to=message)
 
 
@@ -78,8 +85,8 @@ def train(message: Message, context: Context) -> Message:
     task = decode_task(message.content)
     config, me = _setup(context, task)
     model, spec = _model(config, task)
-    if not spec.complete:  # integer buffers start anew each time
-        model = copy.deepcopy(model)
+    if not (spec.complete and chain_of(model)[0]):  # it may remember what no vector holds
+        model = _build(config, task)
     params = decode_params(params_bytes(message.content), spec.size)
     spec.load(model, params)
     server_round = decode_round(message.content)
@@ -87,13 +94,26 @@ def train(message: Message, context: Context) -> Message:
     rng = rng_for(config.seed, Stream.LOCAL_SGD, server_round, client)
     data, epochs = me.data.to(config.device), me.local_epochs
     local_sgd(model, data, config.training, epochs, rng, me.batch_size)
+    if task.network:
+        task.network.check_constant(model, _model(config, task)[0])
     trained = clip_update(spec.flatten(model), params, config.heterogeneity.clip_norm)
     if me.noise_sigma:
         known = rng_for(config.seed, Stream.NOISE, server_round, client)
         noise_rng = np.random.default_rng() if me.secret_noise else known
         trained = add_parameter_noise(trained, me.noise_sigma, noise_rng)
+        if task.network and spec.mirror(trained, task.network.positive):
+            _say_once(
+                "noise made numbers negative that must be positive "
+                f"({', '.join(task.network.positive):.100}); their sign is turned"
+            )
     update = ClientUpdate(me.info.client_id, trained, len(me.data), me.noise_sigma)
     return Message(encode_update(update), reply_to=message)
+
+
+@lru_cache(maxsize=64)
+def _say_once(text: str) -> None:
+    """By this process."""
+    log.warning("%s", text)
 
 
 def _setup(context: Context, task: Task) -> tuple[RunConfig, ClientData]:
@@ -107,11 +127,34 @@ def _config(flat: tuple[tuple[str, Scalar], ...]) -> RunConfig:
     return RunConfig.from_flat(dict(flat))
 
 
+#: What this process has tried out: a configuration and a task with the data of one path, or with
+#: one, or several, examples of a public data set.
+_tried = set[tuple[RunConfig, Task, str]]()
+
+
+def _try_out(config: RunConfig, task: Task, me: ClientData, path: str) -> None:
+    """Raises ModelError where the network cannot be trained on this client's data."""
+    key = config, task, path or ("one" if len(me.data) == 1 else "several")
+    if key not in _tried:
+        _model(config, task)
+        few = me.data.take(np.arange(min(ROWS, len(me.data)))).to(config.device)
+        try_out(lambda: _build(config, task), few, task.num_classes, config.training.model)
+        _tried.add(key)
+
+
+def _build(config: RunConfig, task: Task) -> nn.Module:
+    name, seed = config.training.model, config.seed
+    return build_model(name, task.input_shape, task.num_classes, seed).to(config.device)
+
+
 @lru_cache(maxsize=2)
 def _model(config: RunConfig, task: Task) -> tuple[nn.Module, ParamSpec]:
-    name, seed = config.training.model, config.seed
-    model = build_model(name, task.input_shape, task.num_classes, seed)
-    return model.to(config.device), ParamSpec.of(model)
+    """A network, and what of it travels. Raises ModelError where it is not the server's."""
+    model, network = _build(config, task), task.network
+    spec = ParamSpec.of(model, network.constant if network else ())
+    if network:
+        network.check(model, spec, config.training.model)
+    return model, spec
 
 
 @lru_cache(maxsize=1)
@@ -125,5 +168,4 @@ def _received(config: RunConfig, task: Task, sent: bytes) -> nn.Module:
 @lru_cache(maxsize=1)
 def _second_model(config: RunConfig, task: Task) -> tuple[nn.Module, ParamSpec]:
     """One that is not trained."""
-    model, spec = _model(config, task)
-    return copy.deepcopy(model), spec
+    return _build(config, task), _model(config, task)[1]

@@ -52,8 +52,10 @@ class Tally(NamedTuple):
 def tally(scores: Tensor, y: Tensor, members: Tensor) -> Tally:
     """Of class scores (…, n, classes); `members` (n, G) float64: what examples count in groups.
 
-    Sums are float64, so that they hardly depend on how examples are cut into chunks.
+    Sums are float64, so that they hardly depend on how examples are cut into chunks. Scores of half
+    precision are taken as float32, in which their losses have more than three digits.
     """
+    scores = scores if scores.dtype == torch.float64 else scores.float()
     of_class = scores.gather(-1, y.expand(scores.shape[:-1])[..., None])[..., 0]
     losses = scores.logsumexp(dim=-1) - of_class
     hits = (scores.argmax(dim=-1) == y).sum(dim=-1)

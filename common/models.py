@@ -1,10 +1,14 @@
 """The paper's models, and the user's own by `package.module:factory`."""
 
 import importlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from common.errors import GreedyfedError, one_line
 from common.seeding import Stream, rng_for
@@ -60,22 +64,33 @@ def _logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 _BUILT_IN = {"mlp": _mlp, "cnn": _cnn, "logistic": _logistic}
 
 
-def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
-    """A new model with seeded initial parameters; the global generator is left as it was.
+def build_model(
+    name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, whole: bool = False
+) -> nn.Module:
+    """A new model with seeded initial parameters; the global generators are left as they were.
 
     `auto` is `cnn` for colour images, `logistic` for vectors and `mlp` else. Any other name is
-    `package.module:factory`; the factory is called as factory(input_shape, num_classes).
+    `package.module:factory`; the factory is called as factory(input_shape, num_classes). Lazy
+    layers get their shapes from two examples of zeros.
+
+    Args:
+        whole: the inputs are whole numbers, such as tokens, which no built-in model takes.
 
     Raises:
         ModelError: naming the model and what is wrong with it.
     """
+    if whole and (name == "auto" or name in _BUILT_IN):
+        raise ModelError(
+            f"model = {name!r}: the inputs are whole numbers, and the built-in models take "
+            "measured ones; save x as float32, or, if they are ids of words, set model to a "
+            "factory of your own that embeds them"
+        )
     if name == "auto":
         name = {1: "logistic", 3: "cnn" if input_shape[0] == 3 else "mlp"}.get(
             len(input_shape), "mlp"
         )
     factory = _BUILT_IN.get(name) or _import_factory(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(rng_for(seed, Stream.MODEL).integers(2**63)))
+    with _seeded(int(rng_for(seed, Stream.MODEL).integers(2**63))):
         try:
             model = factory(input_shape, num_classes)
         except ModelError:
@@ -83,32 +98,48 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
         except Exception as error:  # the user's code may raise anything
             raise ModelError(
                 f"model = {name!r}: factory(input_shape={input_shape}, num_classes={num_classes}) "
-                f"raised {type(error).__name__}: {one_line(error)}; mend the factory"
+                f"raised {type(error).__name__}: {one_line(error)}; correct the factory"
             ) from error
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module; return one"
-        )
+        if not isinstance(model, nn.Module):
+            raise ModelError(
+                f"model = {name!r}: returned {type(model).__name__}, not a torch.nn.Module; "
+                "return one"
+            )
+        if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+            zeros = torch.zeros(2, *input_shape, dtype=torch.int64 if whole else torch.float32)
+            try:
+                with torch.no_grad():  # what inference_mode makes can never be trained
+                    model.eval()(zeros)
+            except Exception as error:  # the user's code may raise anything
+                raise misfit(name, input_shape, num_classes, error) from error
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError(f"model = {name!r}: has no parameter to train; give it some")
-    _try_out(model, name, input_shape, num_classes)
     return model
 
 
-def _try_out(model: nn.Module, name: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Two examples must give two rows of class scores; raises ModelError."""
-    remedy = f"it must map (n, {', '.join(map(str, input_shape))}) to (n, {num_classes})"
-    model.eval()
-    try:
-        with torch.inference_mode():
-            scores = model(torch.zeros(2, *input_shape))
-    except Exception as error:  # the user's code may raise anything
-        raise ModelError(
-            f"model = {name!r}: {type(error).__name__}: {one_line(error)}; {remedy}"
-        ) from error
-    shape = tuple(getattr(scores, "shape", ()))
-    if shape != (2, num_classes):
-        raise ModelError(f"model = {name!r}: gives {shape} for two examples; {remedy}")
+def misfit(
+    name: str, input_shape: tuple[int, ...], num_classes: int, why: Exception | str
+) -> ModelError:
+    """The error of a model that does not map examples to class scores."""
+    if isinstance(why, Exception):
+        why = f"{type(why).__name__}: {one_line(why):.300}"
+    shape = ", ".join(map(str, input_shape))
+    return ModelError(f"model = {name!r}: {why}; it must map (n, {shape}) to (n, {num_classes})")
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the generators that a factory may draw from, for the time of the block."""
+    others = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])
 
 
 def check_device(device: str) -> None:
@@ -135,5 +166,5 @@ def _import_factory(name: str) -> Callable[[tuple[int, ...], int], nn.Module]:
     except Exception as error:  # the user's code may raise anything
         raise ModelError(
             f"model = {name!r}: importing it raised {type(error).__name__}: {one_line(error)}; "
-            "mend the module or its name"
+            "correct the module or its name"
         ) from error

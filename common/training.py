@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.config import TrainingConfig
@@ -21,9 +21,14 @@ def local_sgd(
     """Train `model` in place (paper, ClientUpdate in Alg. 1); return the last epoch's mean loss.
 
     Each epoch shuffles the n examples and takes B batches of ⌊n/B⌋ of them, or of `batch_size`; if
-    they are fewer than B batches need, it begins with the first ones again. Momentum starts from
-    zero. With μ > 0 the objective has FedProx's proximal term
-    μ/2 ‖w − w_t‖² (Li et al. 2020, eq. 2), whose gradient is μ (w − w_t).
+    they are fewer than B batches need, it begins with the first ones again. Where n < 2B, batches
+    are of two, which BatchNorm needs (the paper has n > 30). Momentum starts from zero. With μ > 0
+    the objective has FedProx's proximal term μ/2 ‖w − w_t‖² (Li et al. 2020, eq. 2), whose
+    gradient is μ (w − w_t). Of a network with several outputs in training (auxiliary heads) the
+    first is trained on.
+
+    Raises:
+        TypeError: the network gives no class scores.
     """
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -31,7 +36,7 @@ def local_sgd(
     # torch.optim computes the same, but loads torch's compiler first: 1.2 s in each new process.
     velocities = [torch.zeros_like(p) for p in parameters]
     n, batches = len(data), config.batches_per_epoch
-    size = batch_size or n // batches or n
+    size = max(batch_size or n // batches or n, min(n, 2))
     loss_sum = torch.zeros((), device=data.x.device)
     cuda = [data.x.device] if data.x.is_cuda else []
     with torch.random.fork_rng(devices=cuda):  # dropout and the like draw from torch's generators
@@ -46,7 +51,7 @@ def local_sgd(
                 rows = order[b * size : (b + 1) * size]
                 for p in parameters:
                     p.grad = None
-                loss = cross_entropy(model(data.x[rows]), data.y[rows])
+                loss = cross_entropy(scores_of(model(data.x[rows])), data.y[rows])
                 loss.backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     for p, p0 in zip(parameters, anchor, strict=False):
@@ -58,6 +63,19 @@ def local_sgd(
                             p.add_(velocity, alpha=-config.learning_rate)
                 loss_sum += loss.detach()
     return float(loss_sum) / batches
+
+
+def scores_of(output: object) -> Tensor:
+    """The class scores (n, classes) in what a network gives in training, as float32 or float64.
+
+    Raises:
+        TypeError: it gives none.
+    """
+    first = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        kind = first.dtype if isinstance(first, Tensor) else type(first).__name__
+        raise TypeError(f"the network gives {kind} in training, not class scores")
+    return first if first.dtype == torch.float64 else first.float()
 
 
 def clip_update(vector: Vector, start: Vector, norm: float) -> Vector:

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from common.errors import GreedyfedError
 from common.params import Vector
+from common.traits import Traits
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
@@ -28,10 +29,13 @@ class BadReplyError(GreedyfedError):
 
 @dataclass(frozen=True)
 class Task:
-    """What the server announces with every request: the shape of an example, and the classes."""
+    """What the server announces with every request: the shape of an example, the classes, and what
+    it found of the network, where it tried it out.
+    """
 
     input_shape: tuple[int, ...]
     num_classes: int
+    network: Traits | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,17 @@ def decode_info(content: RecordDict) -> ClientInfo:
 
 def encode_task(task: Task) -> RecordDict:
     """The server's question who a client is."""
-    record = {"input-shape": list(task.input_shape), "num-classes": task.num_classes}
+    record: dict[str, int | float | str | list[int] | list[str]] = {
+        "input-shape": list(task.input_shape),
+        "num-classes": task.num_classes,
+    }
+    if task.network is not None:
+        record |= {
+            "constant": list(task.network.constant),
+            "positive": list(task.network.positive),
+            "layout": task.network.layout,
+            "fixed": task.network.fixed,
+        }
     return RecordDict({TASK: ConfigRecord(record)})  # type: ignore[arg-type]
 
 
@@ -108,7 +122,20 @@ def decode_task(content: RecordDict) -> Task:
     shape, classes = record["input-shape"], record["num-classes"]
     if not isinstance(shape, list):
         raise BadReplyError(f"input-shape is {shape!r:.50}, not a list")
-    return Task(tuple(map(int, shape)), _positive(classes, "num-classes"))
+    return Task(
+        tuple(map(int, shape)),
+        _positive(classes, "num-classes"),
+        network=_network(record) if "layout" in record else None,
+    )
+
+
+def _network(record: ConfigRecord) -> Traits:
+    constant, positive, fixed = record["constant"], record["positive"], record["fixed"]
+    if not (isinstance(constant, list) and isinstance(positive, list) and isinstance(fixed, float)):
+        raise BadReplyError("what it says of the network is not as a server says it")
+    return Traits(
+        tuple(map(str, constant)), tuple(map(str, positive)), str(record["layout"]), fixed
+    )
 
 
 def encode_params(params: Vector, server_round: int, task: Task) -> RecordDict:

@@ -161,9 +161,11 @@ def _train_here(config: RunConfig, progress: RoundProgress) -> None:
 
 def _train_with_ray(config: RunConfig, progress: RoundProgress) -> None:
     from experiments.simulation import simulate
+    from server_app.app import server_model
     from server_app.run_directory import RunDirectory
 
     check_data(config)
+    server_model(config).initial_state()
     directory = RunDirectory(config)  # its errors come now, not after Ray's start
     directory.close()
     if directory.is_complete:

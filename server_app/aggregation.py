@@ -8,8 +8,9 @@ from common.evaluation import Evaluation
 from common.params import Vector
 from common.wire import ClientUpdate
 from server_app.round import Round
+from server_app.server_model import ServerModel
 from server_app.state import InGroups, ServerState
-from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
+from server_app.utility import ModelAverageUtility, weighted_average
 from server_app.valuation import (
     NOT_VALUED,
     CachedUtility,

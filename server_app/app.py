@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from safetensors.torch import save
 
 from common.config import ConfigError, RunConfig
 from common.datasets import load_splits
 from common.models import build_model, check_device
+from common.params import model_bytes
 from server_app.algorithms import build_strategy, is_valued
 from server_app.events import read_events
 from server_app.groups import grouping_from
@@ -30,9 +30,9 @@ from server_app.run_directory import (
     RunDirectoryError,
     read_history,
 )
+from server_app.server_model import ServerModel
 from server_app.state import RoundRecord, ServerState
 from server_app.strategy import SelectiveFedAvg
-from server_app.utility import ServerModel
 
 log = logging.getLogger("greedyfed")
 #: Seconds to wait for the clients to connect before the first round.
@@ -56,31 +56,35 @@ def main(grid: Grid, context: Context) -> None:
     check_accountant(config.heterogeneity.privacy_delta)
     check_loggers(config)
     config = _with_clients(config, grid)
-    splits = load_splits(config.data, config.seed)
-    network = build_model(
-        config.training.model, splits.input_shape, splits.num_classes, config.seed
-    )
-    valuation = config.valuation
-    model = ServerModel(
-        network,
-        splits.val,
-        splits.test,
-        splits.num_classes,
-        config.device,
-        valuation.valuation_examples,
-        valuation.valuation_memory,
-        grouping_from(valuation, config.seed) if is_valued(config) else None,
-    )
-    if valuation.valuation_groups == "classes":
+    model = server_model(config)
+    new = model.initial_state()
+    if config.valuation.valuation_groups == "classes":
         _warn_of_absent(model)
     directory = RunDirectory(config)
     try:
         before = directory.load(partial(_check_state, config, model, directory.path / STATE))
-        state = before or model.initial_state()
+        state = before or new
         with Loggers(config, directory.path) as loggers:
             _train(grid, config, model, directory, state, loggers)
     finally:
         directory.close()
+
+
+def server_model(config: RunConfig) -> ServerModel:
+    """The network of a configuration with the server's data; raises DataError, ModelError."""
+    splits, valuation = load_splits(config.data, config.seed), config.valuation
+    name, shape, classes = config.training.model, splits.input_shape, splits.num_classes
+    return ServerModel(
+        partial(build_model, name, shape, classes, config.seed),
+        splits.val,
+        splits.test,
+        classes,
+        config.device,
+        valuation.valuation_examples,
+        valuation.valuation_memory,
+        grouping_from(valuation, config.seed) if is_valued(config) else None,
+        name,
+    )
 
 
 def _warn_of_absent(model: ServerModel) -> None:
@@ -140,9 +144,7 @@ def _train(
     finally:
         directory.save(strategy.state)  # also when a round failed: what was learned is kept
     model.spec.load(model.model, strategy.state.params)
-    # Contiguous, as safetensors wants it, whatever order the server computes in.
-    tensors = {k: v.cpu().contiguous() for k, v in model.model.state_dict().items()}
-    directory.write(MODEL, save(tensors))
+    directory.write(MODEL, model_bytes(model.model))
     summary = json.dumps(_summary(config, directory, strategy), indent=2) + "\n"
     directory.write(SUMMARY, summary.encode())
 

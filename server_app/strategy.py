@@ -30,8 +30,8 @@ from server_app.selection import (
     SelectionPolicy,
     SelectionView,
 )
+from server_app.server_model import ServerModel
 from server_app.state import Cumulative, RoundRecord, ServerState
-from server_app.utility import ServerModel
 from server_app.valuation import UtilityError, Valuation, gtg_shapley
 
 #: Times that clients are asked in one round: the cohort, and others in place of who failed.

@@ -14,7 +14,7 @@ from common.models import build_model
 from common.params import ParamSpec
 from experiments.local_grid import LocalGrid
 from server_app.algorithms import ALGORITHMS, build_strategy
-from server_app.utility import ServerModel
+from server_app.server_model import ServerModel
 from tests.federation import history_of, run
 
 OTHERS = sorted(set(ALGORITHMS) - {"centralised"})

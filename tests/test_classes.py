@@ -17,9 +17,10 @@ from server_app.coverage import GreedyByGroup, shares_served, welfare
 from server_app.groups import by_class, by_column
 from server_app.run_directory import STATE, RunDirectory, RunDirectoryError
 from server_app.selection import Greedy, SelectionView
+from server_app.server_model import ServerModel
 from server_app.state import ClientStats, Cumulative
 from server_app.state_file import read_state
-from server_app.utility import ModelAverageUtility, ServerModel
+from server_app.utility import ModelAverageUtility
 from server_app.valuation import (
     CachedUtility,
     auto_shapley,

@@ -9,7 +9,8 @@ from common.datasets import Dataset
 from common.evaluation import evaluate
 from common.models import build_model
 from common.params import ParamSpec
-from server_app.utility import ModelAverageUtility, ServerModel, weighted_average
+from server_app.server_model import ServerModel
+from server_app.utility import ModelAverageUtility, weighted_average
 from server_app.valuation import CachedUtility, UtilityError
 
 IMAGE = (3, 12, 12)

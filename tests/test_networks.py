@@ -1,0 +1,283 @@
+"""The network that is trained, valued and saved is the user's, or it is refused before a run."""
+
+import inspect
+import logging
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from common.models import ModelError, build_model
+from common.params import ParamSpec
+from server_app.app import server_model
+from server_app.strategy import RoundError
+from tests import networks
+from tests.conftest import DATA, REQUIRED
+from tests.federation import run
+from tests.networks import (
+    REFUSED,
+    WORK,
+    Doubled,
+    Net,
+    check_against_plain,
+    config_for,
+    mlp,
+    new_network,
+    recorded,
+)
+
+CASES = DATA.parent / "cases"
+GROUPED = {
+    *("mlp", "shared activation", "batch norm", "batch norm without momentum", "dropout"),
+    *("in place", "lazy", "frozen first layer", "frozen bias", "one linear layer"),
+    "numbers of numpy",
+}
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    return lambda factory: monkeypatch.setattr(networks, "chosen", factory)
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_a_run_records_what_plain_pytorch_says_of_the_saved_model(name, choose, tmp_path, caplog):
+    choose(WORK[name])
+    logging.getLogger("greedyfed").propagate = True
+    with caplog.at_level(logging.INFO, "greedyfed"):
+        check_against_plain(config_for(tmp_path))
+    told = [line for line in caplog.messages if "evaluated one after the other, as" in line]
+    assert len(told) == (name not in GROUPED)  # once, where it is so
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_right_is_refused_before_a_run_begins(name, choose, tmp_path):
+    factory, words = REFUSED[name]
+    choose(factory)
+    with pytest.raises(ModelError) as error:
+        recorded(config_for(tmp_path / "runs"))
+    (line,) = str(error.value).splitlines()
+    assert line.startswith("model = 'tests.networks:factory': ")
+    assert words in line
+    assert "; " in line
+    assert not (tmp_path / "runs").exists()
+
+
+def cases():
+    if not (CASES / "nets.py").exists():
+        return []
+    sys.path.insert(0, str(CASES))
+    import nets
+
+    return [n for n, f in vars(nets).items() if inspect.isfunction(f) and f.__module__ == "nets"]
+
+
+def test_the_shared_cases_are_here_where_they_must_be():
+    assert cases() or not REQUIRED
+
+
+@pytest.mark.parametrize("name", cases())
+def test_the_shared_cases(name, tmp_path):
+    config = config_for(tmp_path / "runs", model=f"nets:{name}", noise_sigma=0.05)
+    if name != "dicted":
+        check_against_plain(config)
+        return
+    with pytest.raises(ModelError, match="gives dict in evaluation"):
+        recorded(config)
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- networks drawn at random ----------------------------------------------------------------
+
+
+def _activation(draw):
+    kinds = nn.ReLU, nn.Tanh, nn.GELU, nn.Hardtanh, nn.Softplus
+    return draw(st.sampled_from(kinds))()
+
+
+def _piece(draw, shared):
+    """One layer, or a few, from 12 features to 12."""
+    kind = draw(st.integers(0, 11))
+    if kind == 0:
+        return shared[draw(st.integers(0, 1))]
+    if kind == 1:
+        return nn.Linear(12, 12, bias=draw(st.booleans()))
+    if kind == 2:
+        return draw(st.sampled_from([nn.BatchNorm1d, nn.LayerNorm]))(12)
+    if kind == 3:
+        return Doubled(nn.Linear(12, 12), _activation(draw))
+    if kind == 4:
+        layer = nn.Linear(12, 12)
+        layer.register_forward_pre_hook(lambda layer, given: (given[0] * 0.5,))
+        return layer
+    if kind == 5:
+        return parametrizations.weight_norm(nn.Linear(12, 12))
+    if kind == 6:
+        return nn.Linear(12, 12).requires_grad_(False)
+    if kind == 7:
+        return nn.Sequential(*(_piece(draw, shared) for _ in range(draw(st.integers(0, 2)))))
+    if kind == 8:
+        return Residual(_piece(draw, shared))
+    if kind == 9:
+        return nn.Dropout(0.2)
+    if kind == 10:
+        return Cast(draw)
+    return _activation(draw)
+
+
+class Residual(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + 0.5 * self.inner(x)
+
+
+class Cast(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.dtype = draw(st.sampled_from([torch.float64, torch.bfloat16]))
+        self.inner = nn.Linear(12, 12, dtype=self.dtype)
+
+    def forward(self, x):
+        return self.inner(x.to(self.dtype)).to(x.dtype)
+
+
+class Recipe:
+    """Draws once, and builds the same structure each time that it is called."""
+
+    def __init__(self, data):
+        self.data, self.drawn = data, []
+
+    def __call__(self, shape, k):
+        replay = iter(list(self.drawn))
+
+        def draw(strategy):
+            try:
+                return next(replay)
+            except StopIteration:
+                self.drawn.append(self.data.draw(strategy))
+                return self.drawn[-1]
+
+        shared = nn.Linear(12, 12), nn.ReLU()
+        pieces = [_piece(draw, shared) for _ in range(draw(st.integers(0, 5)))]
+        if draw(st.booleans()):
+            return mlp(shape, k, *pieces)
+        return Net(shape, k, lambda net, x: net.inner(x), inner=nn.Sequential(*pieces))
+
+
+@given(data=st.data(), sigma=st.sampled_from([0.0, 0.05, 0.3]))
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_random_networks(data, sigma, choose, tmp_path_factory):
+    choose(Recipe(data))
+    folder = tmp_path_factory.mktemp("run")
+    check_against_plain(config_for(folder, noise_sigma=sigma, num_rounds=2))
+
+
+# ---- what travels ----------------------------------------------------------------------------
+
+
+def test_frozen_tensors_and_constants_neither_travel_nor_get_noise(choose, tmp_path):
+    choose(WORK["frozen first layer"])
+    config = config_for(tmp_path, noise_sigma=0.5)
+    directory, _, spec = check_against_plain(config)
+    new, saved = new_network(config).state_dict(), load_file(directory / "model.safetensors")
+    for name in ("1.weight", "1.bias"):
+        assert torch.equal(saved[name], new[name])
+        assert name not in {entry[0] for entry in spec.entries}
+    assert not torch.equal(saved["4.weight"], new["4.weight"])
+
+
+def test_tied_weights_travel_once(choose, tmp_path):
+    choose(WORK["tied weights"])
+    directory, _, spec = check_against_plain(config_for(tmp_path, noise_sigma=0.5))
+    names = [entry[0] for entry in spec.entries]
+    assert "2.weight" in names
+    assert "4.weight" not in names
+    saved = load_file(directory / "model.safetensors")
+    assert torch.equal(saved["2.weight"], saved["4.weight"])
+
+
+@pytest.mark.parametrize("kind", ["complex", "float64", "bfloat16"])
+def test_parameters_of_every_type_are_trained(kind, choose, tmp_path):
+    choose(WORK[kind])
+    config = config_for(tmp_path)
+    directory, _, spec = check_against_plain(config)
+    new, saved = new_network(config).state_dict(), load_file(directory / "model.safetensors")
+    for name, _, _ in spec.entries:
+        assert saved[name].dtype == new[name].dtype
+        assert not torch.equal(saved[name], new[name])
+
+
+@pytest.mark.parametrize("name", ["batch norm", "statistic of its own"])
+@pytest.mark.parametrize("sigma", [0.05, 1.0])
+def test_what_must_be_positive_stays_so_under_noise(name, sigma, choose, tmp_path):
+    choose(WORK[name])
+    config = config_for(tmp_path, noise_sigma=sigma, num_rounds=10, clip_norm=5.0)
+    directory, rounds, spec = check_against_plain(config)
+    traits = server_model(config).task.network
+    (positive,) = traits.positive
+    assert positive.endswith(("running_var", "second_moment"))
+    (place,) = [slice(start, end) for n, start, end in spec.entries if n == positive]
+    assert all((update[place] >= 0).all() for _, updates in rounds for update, _ in updates)
+    assert (load_file(directory / "model.safetensors")[positive] >= 0).all()
+
+
+def test_another_network_than_the_server_s_is_refused(choose):
+    def built(name):
+        choose(WORK[name])
+        return build_model("tests.networks:factory", (1, 8, 8), 10, 0)
+
+    mine, other = built("frozen first layer"), built("mlp")
+    choose(WORK["frozen first layer"])
+    traits = server_model(config_for("unused")).task.network
+    traits.check(mine, ParamSpec.of(mine), "m")
+    with pytest.raises(ModelError, match="other tensors than the server's"):
+        traits.check(other, ParamSpec.of(other), "m")
+    with torch.no_grad():
+        mine[1].weight.add_(1e-7)  # as another processor's generator may
+        traits.check(mine, ParamSpec.of(mine), "m")
+        mine[1].weight.mul_(1.1)
+    with pytest.raises(ModelError, match="frozen or constant tensors here have other numbers"):
+        traits.check(mine, ParamSpec.of(mine), "m")
+
+
+def test_a_buffer_that_moves_later_than_it_was_tried_is_not_lost_silently(choose, tmp_path):
+    """Each client says so in place of an update."""
+    choose(lambda s, k: mlp(s, k, Late()))
+    with pytest.raises(RoundError, match=r"training changes '2\.late', which it left alone when"):
+        run(config_for(tmp_path))
+
+
+class Late(nn.Module):
+    """Changes its buffer after 20 steps of training."""
+
+    steps = 0
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("late", torch.ones(()))
+
+    def forward(self, x):
+        self.steps += self.training
+        if self.steps > 20:
+            self.late.mul_(0.9)
+        return x * self.late
+
+
+def test_a_factory_may_draw_from_any_global_generator(choose):
+    choose(WORK["numbers of numpy"])
+    before = np.random.get_state()[1].tolist()
+    first, second = (build_model("tests.networks:factory", (1, 8, 8), 10, 0) for _ in range(2))
+    assert torch.equal(first[1].weight, second[1].weight)
+    assert np.random.get_state()[1].tolist() == before
