@@ -171,7 +171,8 @@ def _width(model: nn.Module, example: Tensor) -> int:
         if isinstance(output, Tensor):
             sizes.append(output.numel())
 
-    parametric = (m for m in model.modules() if list(m.parameters(recurse=False)))
+    layers = (m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule))
+    parametric = (layer for layer in layers if list(layer.parameters(recurse=False)))
     hooks = [layer.register_forward_hook(note) for layer in parametric]
     try:
         with torch.inference_mode():

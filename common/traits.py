@@ -68,10 +68,10 @@ class Traits:
                 )
 
 
-def state_of(model: nn.Module) -> State:
-    """A copy of each tensor of the state_dict."""
-    state = model.state_dict().items()
-    return {n: t.detach().clone() for n, t in state if isinstance(t, Tensor)}
+def state_of(model: nn.Module, copied: bool = True) -> State:
+    """The tensors of the state_dict, or copies of them."""
+    state = {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+    return {n: t.clone() for n, t in state.items()} if copied else state
 
 
 def _layout(state: State, spec: ParamSpec) -> str:

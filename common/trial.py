@@ -45,8 +45,13 @@ def try_out(build: Build, data: Dataset, num_classes: int, name: str) -> tuple[T
     trial = _Trial(some, num_classes, name)
     with torch.random.fork_rng(devices=[]):
         trained, other = build(), build()
+        trial.are_two(trained, other)
         new = state_of(trained)
-        trial.evaluates(trained)
+        if trial.evaluates(trained):
+            notes.append(
+                f"model = {name!r}: gives probabilities; the loss is that of scores, so leave its "
+                "last softmax out"
+            )
         trial.is_seeded(new, other)
         if trial.trains(trained) > 1:
             notes.append(
@@ -90,8 +95,21 @@ class _Trial:
             raise self.wrong(f"gives {tuple(found.shape)} for {len(x)} examples", remedy)
         return found.double()
 
-    def evaluates(self, model: nn.Module) -> None:
-        """Scores are finite, always the same, and of each example by itself."""
+    def are_two(self, first: nn.Module, second: nn.Module) -> None:
+        """Each network that is built has tensors of its own."""
+        places = {t.data_ptr(): n for n, t in state_of(first, copied=False).items() if t.numel()}
+        for name, tensor in state_of(second, copied=False).items():
+            if tensor.data_ptr() in places:
+                raise self.wrong(
+                    f"the factory returns {name!r} again that it returned before",
+                    "make a new network at each call",
+                )
+
+    def evaluates(self, model: nn.Module) -> bool:
+        """Scores are finite, always the same, and of each example by itself.
+
+        Returns whether they are probabilities, whose rows sum to 1.
+        """
         before, scores = state_of(model), self.scores(model)
         if not scores.isfinite().all():
             raise self.wrong(
@@ -115,6 +133,8 @@ class _Trial:
                 raise self.wrong(
                     f"evaluation changes {name!r}", "change it only where self.training is true"
                 )
+        ones = torch.ones(len(scores), dtype=scores.dtype, device=scores.device)
+        return bool((scores >= 0).all()) and torch.allclose(scores.sum(1), ones, atol=1e-4)
 
     def is_seeded(self, new: State, other: nn.Module) -> None:
         """A second network is the same, and its tensors share nothing or are tied whole."""

@@ -188,6 +188,12 @@ def frozen_bias(shape, k):
     return net
 
 
+def masked_gradient(shape, k):
+    net = mlp(shape, k, nn.ReLU())
+    net[1].weight.register_hook(lambda gradient: gradient * (gradient > 0))
+    return net
+
+
 def numpy_drawn(shape, k):
     net = mlp(shape, k, nn.ReLU())
     net[1].weight.data = torch.from_numpy(
@@ -245,6 +251,16 @@ WORK = {
     "frozen bias": frozen_bias,
     "extra state of tensors": lambda s, k: mlp(s, k, TensorState(), nn.ReLU()),
     "numbers of numpy": numpy_drawn,
+    "probabilities": lambda s, k: nn.Sequential(*mlp(s, k, nn.ReLU()), nn.Softmax(1)),
+    "scripted": lambda s, k: torch.jit.script(mlp(s, k, nn.ReLU())),
+    "sequence of parameters": lambda s, k: Net(
+        s,
+        k,
+        lambda net, x: x @ net.weights[0] + net.weights[1],
+        weights=nn.ParameterList([torch.eye(12), torch.zeros(12)]),
+    ),
+    "hook on a gradient": masked_gradient,
+    "float16": lambda s, k: Half(prod(s), k, torch.float16),
     "one linear layer": lambda s, k: nn.Sequential(nn.Flatten(), nn.Sequential(), nn.Linear(64, k)),
 }
 
@@ -371,8 +387,13 @@ def started(shape, k, value):
     return net
 
 
+ONE = nn.Linear(12, 12)
+WHOLE = mlp((1, 8, 8), 10, nn.ReLU())
+
 #: Each is refused before a run begins; some words of the line.
 REFUSED = {
+    "the same network again": (lambda s, k: WHOLE, "returns '1.weight' again that it returned"),
+    "a layer of the module's": (lambda s, k: mlp(s, k, ONE), "returns '2.weight' again that it"),
     "dict": (lambda s, k: Refused(s, k, lambda o: {"logits": o}), "gives dict in evaluation"),
     "tuple": (lambda s, k: Refused(s, k, lambda o: (o, o)), "gives tuple in evaluation"),
     "complex scores": (lambda s, k: Refused(s, k, lambda o: o * 1j), "gives torch.complex64"),

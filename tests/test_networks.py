@@ -36,7 +36,7 @@ CASES = DATA.parent / "cases"
 GROUPED = {
     *("mlp", "shared activation", "batch norm", "batch norm without momentum", "dropout"),
     *("in place", "lazy", "frozen first layer", "frozen bias", "one linear layer"),
-    "numbers of numpy",
+    *("numbers of numpy", "hook on a gradient"),
 }
 
 
@@ -53,6 +53,8 @@ def test_a_run_records_what_plain_pytorch_says_of_the_saved_model(name, choose, 
         check_against_plain(config_for(tmp_path))
     told = [line for line in caplog.messages if "evaluated one after the other, as" in line]
     assert len(told) == (name not in GROUPED)  # once, where it is so
+    assert ("gives probabilities" in caplog.text) == (name == "probabilities")
+    assert ("several outputs in training" in caplog.text) == (name == "outputs for training")
 
 
 @pytest.mark.parametrize("name", REFUSED)
