@@ -45,16 +45,30 @@ def choose(monkeypatch):
     return lambda factory: monkeypatch.setattr(networks, "chosen", factory)
 
 
+@pytest.fixture
+def told():
+    """The lines of the server's log, whoever else reads it."""
+    lines = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log = logging.getLogger("greedyfed")
+    log.addHandler(handler)
+    before = log.level
+    log.setLevel(logging.INFO)
+    yield lines
+    log.removeHandler(handler)
+    log.setLevel(before)
+
+
 @pytest.mark.parametrize("name", WORK)
-def test_a_run_records_what_plain_pytorch_says_of_the_saved_model(name, choose, tmp_path, caplog):
+def test_a_run_records_what_plain_pytorch_says_of_the_saved_model(name, choose, tmp_path, told):
     choose(WORK[name])
-    logging.getLogger("greedyfed").propagate = True
-    with caplog.at_level(logging.INFO, "greedyfed"):
-        check_against_plain(config_for(tmp_path))
-    told = [line for line in caplog.messages if "evaluated one after the other, as" in line]
-    assert len(told) == (name not in GROUPED)  # once, where it is so
-    assert ("gives probabilities" in caplog.text) == (name == "probabilities")
-    assert ("several outputs in training" in caplog.text) == (name == "outputs for training")
+    check_against_plain(config_for(tmp_path))
+    text = "\n".join(told)
+    once = text.count("coalitions are evaluated one after the other, as")
+    assert once == (name not in GROUPED)
+    assert ("gives probabilities" in text) == (name == "probabilities")
+    assert ("several outputs in training" in text) == (name == "outputs for training")
 
 
 @pytest.mark.parametrize("name", REFUSED)
