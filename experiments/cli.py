@@ -183,7 +183,7 @@ class _Remote:
 
     def check(self, config: RunConfig) -> None:
         """Raises ConfigError or SuperLinkError for what can be seen to be wrong from here."""
-        from experiments.flower import check_superlink
+        from experiments.superlink import check_superlink
 
         if bool(self.ca_file) == self.insecure:
             raise ConfigError(

@@ -44,9 +44,10 @@ def nothing_left():
         time.sleep(0.2)
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("nothing_left", "dead_proxies")
 @pytest.mark.parametrize("algorithm", ["greedyfed", "greedyfed-classes"])
 def test_ray_equals_the_in_process_grid(small, tmp_path, algorithm):
+    """Also behind proxies, which know no way to this machine."""
     config = small.with_values(
         algorithm=algorithm,
         num_rounds=8,
