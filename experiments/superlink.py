@@ -70,10 +70,8 @@ def ask_health(address: str, seconds: float, trust: ssl.SSLContext | None = None
 
     One on this machine is asked past all proxies, others as the environment says.
     """
-    proxies = {} if _is_here(address.rpartition(":")[0]) else None
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=trust)
-    )
+    past_proxies = [urllib.request.ProxyHandler({})] if _is_here(address.rpartition(":")[0]) else []
+    opener = urllib.request.build_opener(*past_proxies, urllib.request.HTTPSHandler(context=trust))
     opener.open(f"http{'s' if trust else ''}://{address}/health", timeout=seconds).close()
 
 
