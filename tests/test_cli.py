@@ -1,5 +1,6 @@
 """The `greedyfed` command as its user meets it."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,17 @@ def test_partition_writes_files_and_says_how_to_use_them(tmp_path):
 )
 def test_values_need_no_quotes(text, expected):
     assert parse_change(text) == expected
+
+
+@pytest.mark.parametrize("module", ["typer", "rich.console", "pydantic", "numpy"])
+def test_ctrl_c_while_the_command_loads_leaves_no_traceback(module):
+    """Stopped when a module has just been loaded, of which there are seconds."""
+    command = [sys.executable, "-X", "importtime", "-m", "experiments", "run"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.split("|")[-1].strip() == module:
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in rest
