@@ -41,11 +41,7 @@ def check_superlink(address: str, ca_file: Path | None) -> None:
             ) from error
     try:
         ask_health(address, 10, trust)
-    except (
-        OSError,
-        http.client.HTTPException,
-        UnicodeError,
-    ) as error:  # UnicodeError: no host's name
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no host's name
         reason = getattr(error, "reason", error)
         why, hint = f"no answer: {reason}", "is it running, and is this its address?"
         if scheme := _proxied(host, trust):
