@@ -16,6 +16,7 @@ from server_app.run_directory import (
     HISTORY,
     STATE,
     RunDirectory,
+    RunDirectoryError,
     is_held,
     read_checkpoint,
 )
@@ -74,20 +75,32 @@ def take_over(directory: RunDirectory, earlier: Earlier) -> None:
     """Make the rounds of an earlier run those of a new one, which holds them then as its own.
 
     A kill on the way leaves a directory without a state, in which all is done again.
+
+    Raises:
+        RunDirectoryError: events that cannot be read. Nothing is written then.
     """
+    # Those of the earlier run, and those of a try of this one that saved nothing.
+    events = _merged(earlier.path / EVENTS, directory.path / EVENTS)
     directory.describe(recorded_versions(earlier.path / CONFIG))
     directory.write(
         HISTORY, "".join(json.dumps(record) + "\n" for record in earlier.history).encode()
     )
-    # Those of the earlier run, and those of a try of this one that saved nothing.
-    directory.write(EVENTS, _merged(earlier.path / EVENTS, directory.path / EVENTS))
+    directory.write(EVENTS, events)
     directory.write(STATE, state_bytes(earlier.state))
 
 
 def _merged(*files: Path) -> bytes:
-    """The lines of several files, each once."""
-    lines = (line for file in files if file.exists() for line in file.read_bytes().splitlines())
-    return b"".join(line + b"\n" for line in dict.fromkeys(lines))
+    """The lines of several files, each once; raises RunDirectoryError if one cannot be read."""
+    lines = dict[bytes, None]()
+    for file in files:
+        try:
+            lines |= dict.fromkeys(file.read_bytes().splitlines() if file.exists() else [])
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{file}: cannot be read: {error.strerror}; mend the file, or give another "
+                "output-dir"
+            ) from error
+    return b"".join(line + b"\n" for line in lines)
 
 
 def beginning(config: RunConfig, done: int, earlier: Earlier | None) -> str | None:

@@ -169,10 +169,11 @@ def test_a_run_that_a_process_is_at_is_left_alone(small, monkeypatch, told):
     assert len(history_of(six)) == 6
 
 
-@pytest.mark.parametrize("damaged", ["state.safetensors", "history.jsonl"])
+@pytest.mark.parametrize("damaged", ["state.safetensors", "history.jsonl", "events.jsonl"])
 def test_a_damaged_earlier_run_is_named_and_nothing_written(small, damaged):
     three = run(small.with_values(num_rounds=3))
-    (three / damaged).write_bytes(b"3\n")
+    (three / damaged).unlink()
+    (three / damaged).mkdir()
     with pytest.raises(RunDirectoryError, match=rf"^{three / damaged}: cannot be read"):
         run(small.with_values(resume=True))
     left = {name for name in contents(directory_of(small)) if name != ".lock"}
