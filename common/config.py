@@ -191,7 +191,9 @@ class RunConfig(_Part):
     seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
     num_rounds: int = Field(40, ge=1, description="communication rounds T")
     output_dir: str = Field("runs", min_length=1, description="run directories are made in here")
-    resume: bool = Field(False, description="continue the run of this configuration")
+    resume: bool = Field(
+        False, description="continue the run of this configuration, or one of fewer rounds"
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="`cpu` or `cuda`")
     round_deadline: float = Field(600.0, gt=0, description="seconds to wait for a round's clients")
     quorum: int = Field(

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -22,6 +23,7 @@ from experiments.settings import check_data, read_settings, simulated
 from experiments.sweep import sweep
 from experiments.views import ledger, report, watch
 
+log = logging.getLogger("greedyfed")
 HELP = "Client selection by contribution for federated learning on Flower."
 app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
 Changes = Annotated[
@@ -37,7 +39,9 @@ def run(
     config: ConfigFile = None,
     data_dir: DataDir = None,
     output_dir: Annotated[str | None, typer.Option(help="Same as -c output-dir=…")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run, or one of fewer rounds.")
+    ] = False,
     ray: Annotated[
         bool, typer.Option("--ray", help="Through `flwr run` and Ray, not in this process.")
     ] = False,
@@ -78,6 +82,8 @@ def run(
         directory = Path(settings.output_dir) / settings.run_id
     console = Console(stderr=True)
     with RoundProgress(console, settings.num_rounds) as progress:
+        log.propagate, log.level = False, logging.INFO
+        log.addHandler(_ProgressHandler(progress))
         try:
             if superlink is not None:
                 remote.train(settings, directory, progress)
@@ -152,9 +158,6 @@ def _train_here(config: RunConfig, progress: RoundProgress) -> None:
     from server_app.app import app as server_app
 
     check_data(config)
-    server_log = logging.getLogger("greedyfed")
-    server_log.propagate, server_log.level = False, logging.INFO
-    server_log.addHandler(_ProgressHandler(progress))
     nodes: list[dict[str, Scalar]] = [{} for _ in range(config.data.num_clients)]
     run_in_process(server_app, client_app, config.to_flat(), nodes)
 
@@ -169,9 +172,24 @@ def _train_with_ray(config: RunConfig, progress: RoundProgress) -> None:
     directory = RunDirectory(config)  # its errors come now, not after Ray's start
     directory.close()
     if directory.is_complete:
-        progress.say("this run is complete: nothing to do")
+        progress.tell("this run is complete: nothing to do")
     else:
+        _announce(config, directory.path)
         simulate(config, progress)
+
+
+def _announce(config: RunConfig, directory: Path) -> None:
+    """Say what the ServerApp will say of the run's beginning, where it runs in another process."""
+    from server_app.algorithms import never_by_value
+    from server_app.continuation import beginning, earlier_run
+    from server_app.run_directory import STATE
+
+    if not (directory / STATE).exists() and (
+        line := beginning(config, 0, earlier_run(config, directory))
+    ):
+        log.info(line)
+    if line := never_by_value(config, config.data.num_clients):
+        log.warning(line)
 
 
 @dataclass(frozen=True)
@@ -185,7 +203,7 @@ class _Remote:
 
     def check(self, config: RunConfig) -> None:
         """Raises ConfigError or SuperLinkError for what can be seen to be wrong from here."""
-        from experiments.flower import check_superlink
+        from experiments.superlink import check_superlink
 
         if bool(self.ca_file) == self.insecure:
             raise ConfigError(
@@ -215,6 +233,8 @@ class _Remote:
     def train(self, config: RunConfig, directory: Path, progress: RoundProgress) -> None:
         from experiments.flower import Flwr
 
+        with suppress(GreedyfedError):  # the ServerApp meets it, too
+            _announce(config, directory)
         with tempfile.TemporaryDirectory(prefix="greedyfed-") as home:
             ca_file = self.ca_file and self.ca_file.resolve()
             Flwr(Path(home), self.address, ca_file).train(config, directory, progress)
@@ -235,7 +255,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 class _ProgressHandler(logging.Handler):
-    """Shows the ServerApp's round records and other messages."""
+    """Shows the round records and other messages of what runs in this process."""
 
     def __init__(self, progress: RoundProgress) -> None:
         super().__init__()
@@ -245,7 +265,7 @@ class _ProgressHandler(logging.Handler):
         if hasattr(record, "round_record"):
             self._progress.show(record.round_record.to_json())
         else:
-            self._progress.say(record.getMessage())
+            self._progress.tell(record.getMessage())
 
 
 def main(commands: typer.Typer = app) -> None:

@@ -5,37 +5,29 @@ A run whose ServerApp died is submitted again, to go on from its checkpoint.
 `flwr run` itself exits with 0 even when the run failed.
 """
 
-import http.client
 import json
 import os
 import re
-import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common.config import RunConfig
-from common.errors import GreedyfedError, RunFailedError
+from common.errors import RunFailedError
 from experiments.progress import RoundProgress
+from experiments.superlink import no_proxy
 from server_app.run_directory import SUMMARY, read_history
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOST_AFTER_SECONDS = 120.0
 #: A ServerApp that dies so often without a new round is not started again.
 MAX_DEATHS = 3
-EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 _DIED = "No heartbeat received"  # Flower 1.42, a minute after the process has gone
 _CONNECTION = "greedyfed"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class SuperLinkError(GreedyfedError):
-    """The SuperLink cannot be reached as asked."""
 
 
 class FlowerError(RunFailedError):
@@ -169,54 +161,14 @@ class Flwr:
             )
 
 
-def check_superlink(address: str, ca_file: Path | None) -> None:
-    """Ask a SuperLink whether it is well, in plain text without the certificate of its CA.
-
-    Raises:
-        SuperLinkError: naming the address or the file, and what is wrong with it.
-    """
-    host, _, port = address.rpartition(":")
-    is_host = re.fullmatch(r"\[[0-9a-fA-F:.]+\]|([^\s:/.]{1,63}\.)*[^\s:/.]{1,63}", host)
-    if not is_host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise SuperLinkError(
-            f"--superlink {address}: is not HOST:PORT; write for example 127.0.0.1:9093"
-        )
-    trust = None
-    if ca_file:
-        try:
-            trust = ssl.create_default_context(cafile=ca_file)
-        except OSError as error:
-            why = "holds no PEM certificate" if isinstance(error, ssl.SSLError) else error.strerror
-            raise SuperLinkError(
-                f"--root-certificates {ca_file}: {why}; give the certificate of the SuperLink's CA"
-            ) from error
-    url = f"http{'s' if trust else ''}://{address}/health"
-    try:
-        urllib.request.urlopen(url, timeout=10, context=trust).close()
-    except (
-        OSError,
-        http.client.HTTPException,
-        UnicodeError,
-    ) as error:  # UnicodeError: no host's name
-        reason = getattr(error, "reason", error)
-        why, hint = f"no answer: {reason}", "is it running, and is this its address?"
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            why, hint = (
-                f"its certificate is refused: {reason.verify_message}",
-                (f"give the certificate of its CA in place of {ca_file}, or a name that it is for"),
-            )
-            if reason.verify_code == EXPIRED:
-                hint = "let its operator make a new one"
-        elif isinstance(reason, ssl.SSLError):
-            why, hint = "no answer in TLS", "if it speaks plain text, say --insecure"
-        elif isinstance(reason, http.client.HTTPException | ConnectionResetError):
-            why, hint = "no answer in plain text", "if it uses TLS, give --root-certificates"
-        raise SuperLinkError(f"--superlink {address}: {why}; {hint}") from error
-
-
 def environment(home: Path) -> dict[str, str]:
-    """The environment of Flower's commands, which start one another by name."""
+    """The environment of Flower's commands, which start one another by name.
+
+    They reach one another on this machine past all proxies.
+    """
     return os.environ | {
+        "no_proxy": no_proxy(),
+        "NO_PROXY": no_proxy(),
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

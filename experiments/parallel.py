@@ -130,11 +130,12 @@ def complete_history(config: RunConfig) -> list[dict[str, Any]]:
 
 def _tell_other_versions(runs: list[RunConfig], console: Console) -> None:
     """Complete runs are not made again; those of another version of ours may have other numbers."""
-    from server_app.run_directory import recorded_versions
+    from server_app.run_directory import CONFIG
+    from server_app.versions import recorded_versions
 
     mine, others = version("greedyfed"), Counter[str]()
     for run in runs:
-        if (theirs := recorded_versions(directory(run)).get("greedyfed", mine)) != mine:
+        if (theirs := recorded_versions(directory(run) / CONFIG).get("greedyfed", mine)) != mine:
             others[theirs] += 1
     for theirs, count in others.items():
         console.print(

@@ -52,6 +52,10 @@ class RoundProgress:
         if not self._console.is_terminal:
             self._console.print(text, soft_wrap=True)
 
+    def tell(self, text: str) -> None:
+        """What is to stay on the screen."""
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
     def show(self, record: dict[str, Any]) -> None:
         """A round has ended. Without a terminal: a line a second, and the last one."""
         cohort = record["cohort"]

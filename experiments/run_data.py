@@ -3,7 +3,6 @@
 Nothing is written, and a run may be read while it goes.
 """
 
-import fcntl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from experiments.run_files import (
     read_summary,
 )
 from server_app.events import read_events
-from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY
+from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY, is_held
 
 __all__ = ["Record", "RunData", "RunDataError", "find_runs", "is_held", "read_run"]
 
@@ -112,18 +111,6 @@ def find_runs(path: Path) -> list[Path]:
         return [path]
     found = [p for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
     return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime)]
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process is at the run: its lock is held."""
-    try:
-        with open(path / ".lock", "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _need_run(path: Path) -> None:

@@ -4,6 +4,7 @@
 the folder of the first run ever made with it.
 """
 
+import http.client
 import os
 import shutil
 import socket
@@ -11,8 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ import psutil
 from common.config import RunConfig
 from experiments.flower import PROJECT, FlowerError, Flwr, bin_path, environment, tail
 from experiments.progress import RoundProgress
+from experiments.superlink import ask_health
 
 START_SECONDS = 60.0
 
@@ -92,9 +92,8 @@ def _wait_for_health(process: subprocess.Popen[bytes], port: int, log: Path) -> 
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
+            return ask_health(f"127.0.0.1:{port}", 2)
+        except (OSError, http.client.HTTPException):
             time.sleep(0.1)
     raise FlowerError(f"Flower's SuperLink did not start:\n{tail(log.read_text(encoding='utf-8'))}")
 

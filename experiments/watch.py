@@ -14,7 +14,8 @@ from typing import Any
 
 from common.errors import GreedyfedError, one_line
 from experiments.report import data_text, page, policy
-from experiments.run_data import RunData, RunDataError, find_runs, is_held, read_run
+from experiments.run_data import RunData, RunDataError, find_runs, read_run
+from server_app.run_directory import is_held
 
 
 class WatchError(GreedyfedError):

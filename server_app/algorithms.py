@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from common.config import RunConfig, SelectionConfig
@@ -64,6 +65,26 @@ def is_valued(config: RunConfig) -> bool:
     """Whether clients get values in a run of this configuration."""
     row = ALGORITHMS[config.selection.algorithm]
     return valuation_from(config.valuation, row.valuation) is not None
+
+
+def never_by_value(config: RunConfig, num_clients: int) -> str | None:
+    """The line that warns of a run too short to select by value; None for others.
+
+    Where every round asks all clients, nothing is to be selected, and nothing said.
+    """
+    selection, rounds = config.selection, config.num_rounds
+    policy = ALGORITHMS[selection.algorithm].policy(selection)
+    asked = selection.clients_per_round + config.spare_clients
+    first = ceil(num_clients / asked)  # those that fail, or are spare, make it last longer
+    if not isinstance(policy, RoundRobinFirst) or asked >= num_clients or rounds > first:
+        return None
+    left = first * asked - num_clients if rounds == first else 0
+    but = f" but for {left} of the {asked} places of the last" if left else ""
+    return (
+        f"num-rounds = {rounds}: with {num_clients} clients and {asked} a round, the first {first} "
+        f"rounds take every client once, so that no round selects by value{but}; set num-rounds "
+        f"above {first}"
+    )
 
 
 def build_strategy(config: RunConfig, **parts: Any) -> SelectiveFedAvg:

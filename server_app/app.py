@@ -17,7 +17,8 @@ from common.config import ConfigError, RunConfig
 from common.datasets import load_splits
 from common.models import build_model, check_device
 from common.params import model_bytes
-from server_app.algorithms import build_strategy, is_valued
+from server_app.algorithms import build_strategy, is_valued, never_by_value
+from server_app.continuation import beginning, earlier_run, take_over
 from server_app.events import read_events
 from server_app.groups import grouping_from
 from server_app.loggers import Loggers, check_loggers
@@ -62,10 +63,19 @@ def main(grid: Grid, context: Context) -> None:
         _warn_of_absent(model)
     directory = RunDirectory(config)
     try:
+        if earlier := earlier_run(config, directory.path):
+            _check_state(config, model, earlier.path / STATE, earlier.state)
+            take_over(directory, earlier)
         before = directory.load(partial(_check_state, config, model, directory.path / STATE))
         state = before or new
+        log.info("run directory %s", directory.path)
+        if directory.is_complete:
+            log.info("this run is complete: nothing to do")
+        elif line := beginning(config, state.round, earlier):
+            log.info(line)
         with Loggers(config, directory.path) as loggers:
-            _train(grid, config, model, directory, state, loggers)
+            if not directory.is_complete:
+                _train(grid, config, model, directory, state, loggers)
     finally:
         directory.close()
 
@@ -124,12 +134,10 @@ def _train(
     state: ServerState,
     loggers: Loggers,
 ) -> None:
-    log.info("run directory %s", directory.path, extra={"run_directory": str(directory.path)})
-    if directory.is_complete:
-        log.info("this run is complete: nothing to do")
-        return
-    if state.round:
-        log.info("resuming after round %d", state.round)
+    if state.round < config.num_rounds and (
+        line := never_by_value(config, config.data.num_clients or len(list(grid.get_nodes())))
+    ):
+        log.warning(line)
 
     def on_round(record: RoundRecord, state: ServerState) -> None:
         directory.record(record, state)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from common.errors import GreedyfedError, RunFailedError
 from server_app.events import EVENTS
 from server_app.state import RoundRecord, ServerState
 from server_app.state_file import read_state, state_bytes
+from server_app.versions import current_versions, recorded_versions
 
 log = logging.getLogger("greedyfed")
 #: The state is written at most this often, so that fast rounds do not wait for the disk. Rounds
@@ -50,7 +50,7 @@ class RunDirectory:
                 it cannot be written.
         """
         self.path = Path(config.output_dir).resolve() / config.run_id
-        self._saved_at = 0.0
+        self._config, self._saved_at = config, 0.0
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / ".lock", "a+", encoding="utf-8")  # noqa: SIM115  held until close
@@ -79,20 +79,26 @@ class RunDirectory:
                 f"{self.path}: holds {state} of this configuration; {remedy}give another "
                 "output-dir, or delete the folder"
             )
-        now = _versions()
-        begun = recorded_versions(self.path) or now
-        self._compare_with(config, begun, now)
+        self._compare_with(config)
+        self.describe(recorded_versions(self.path / CONFIG))
+
+    def describe(self, begun: dict[str, str]) -> None:
+        """Write config.json, unless the run is complete, with the versions it was begun by, if any.
+
+        Tells where those are others than now.
+        """
+        now = current_versions()
+        begun = begun or now
+        for package, is_now in now.items():
+            if (was := begun.get(package, is_now)) != is_now:
+                log.warning("%s was %s, is now %s: numbers may differ", package, was, is_now)
         versions = {"versions": begun} | ({"resumed-with": now} if begun != now else {})
-        about = {"run-id": config.run_id, "config": config.to_flat()} | versions
+        about = {"run-id": self._config.run_id, "config": self._config.to_flat()} | versions
         if not self.is_complete:
             self.write(CONFIG, (json.dumps(about, indent=2) + "\n").encode())
 
-    def _compare_with(self, config: RunConfig, begun: dict[str, str], now: dict[str, str]) -> None:
-        """Tell when a run is resumed by other versions than it was started with.
-
-        Raises:
-            RunDirectoryError: a default is another one in this version, so it is another run.
-        """
+    def _compare_with(self, config: RunConfig) -> None:
+        """Raises RunDirectoryError: a default is another one in this version, so is the run."""
         try:
             flat = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))["config"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -104,9 +110,6 @@ class RunDirectory:
                 f"{self.path}: was begun with {key} = {was!r}, now {key} = {default!r} by a "
                 f"default of another version; set {key}, or give another output-dir"
             )
-        for package, is_now in now.items():
-            if (was := begun.get(package, is_now)) != is_now:
-                log.warning("%s was %s, is now %s: numbers may differ", package, was, is_now)
 
     @property
     def is_complete(self) -> bool:
@@ -127,40 +130,10 @@ class RunDirectory:
             RunDirectoryError: a state that cannot be read. Nothing is written then, nor if `check`,
                 which gets the state, raises.
         """
-        state = None
-        try:
-            if (self.path / STATE).exists():
-                (self.path / STATE).open("rb").close()  # safetensors calls each failure "not found"
-                state = read_state(self.path / STATE)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise RunDirectoryError(
-                f"{self.path / STATE}: cannot be read: {error}; restore it, or delete the folder "
-                "to start anew"
-            ) from error
-        done = state.round if state else 0
-        try:
-            history = read_history(self.path)
-            rounds = [record["round"] for record in history]
-            if state:
-                clients = (
-                    record["shapley"] for record in history if record["round"] <= state.round
-                )
-                state = replace(state, stats=state.stats.with_memory(clients))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            why = f"{error} is not where it should be" if isinstance(error, KeyError) else error
-            raise RunDirectoryError(
-                f"{self.path / HISTORY}: cannot be read: {why}; restore the file, or delete the "
-                "folder to start anew"
-            ) from error
-        if rounds[:done] != list(range(1, done + 1)):
-            raise RunDirectoryError(
-                f"{self.path / HISTORY}: lacks rounds that {STATE} has ({done}); restore the "
-                "file, or delete the folder to start anew"
-            )
+        state, history = read_checkpoint(self.path)
         if state:
             check(state)
-        lines = [json.dumps(record) for record in history if record["round"] <= done]
-        self.write(HISTORY, "".join(line + "\n" for line in lines).encode())
+        self.write(HISTORY, "".join(json.dumps(record) + "\n" for record in history).encode())
         with self._saving(EVENTS):
             self._history = open(self.path / HISTORY, "a", encoding="utf-8")  # noqa: SIM115  held until close
             self._events = open(self.path / EVENTS, "a", encoding="utf-8")  # noqa: SIM115  held until close
@@ -222,6 +195,55 @@ class RunDirectory:
         self._lock.close()
 
 
+def read_checkpoint(path: Path) -> tuple[ServerState | None, list[dict[str, Any]]]:
+    """The last state saved in a run directory, or None, and the history up to its round.
+
+    Raises:
+        RunDirectoryError: one of them cannot be read, or they do not fit.
+    """
+    state = None
+    try:
+        if (path / STATE).exists():
+            (path / STATE).open("rb").close()  # safetensors calls each failure "not found"
+            state = read_state(path / STATE)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunDirectoryError(
+            f"{path / STATE}: cannot be read: {error}; restore it, or delete the folder "
+            "to start anew"
+        ) from error
+    done = state.round if state else 0
+    try:
+        history = read_history(path)
+        rounds = [record["round"] for record in history]
+        if state:
+            clients = (record["shapley"] for record in history if record["round"] <= state.round)
+            state = replace(state, stats=state.stats.with_memory(clients))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{error} is not where it should be" if isinstance(error, KeyError) else error
+        raise RunDirectoryError(
+            f"{path / HISTORY}: cannot be read: {why}; restore the file, or delete the "
+            "folder to start anew"
+        ) from error
+    if rounds[:done] != list(range(1, done + 1)):
+        raise RunDirectoryError(
+            f"{path / HISTORY}: lacks rounds that {STATE} has ({done}); restore the "
+            "file, or delete the folder to start anew"
+        )
+    return state, [record for record in history if record["round"] <= done]
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process is at the run: its lock is held."""
+    try:
+        with open(path / ".lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def read_history(path: Path) -> list[dict[str, Any]]:
     """The records of history.jsonl in a run directory; a last line cut short is left out."""
     records = []
@@ -232,22 +254,3 @@ def read_history(path: Path) -> list[dict[str, Any]]:
             except json.JSONDecodeError:
                 break
     return records
-
-
-def recorded_versions(path: Path) -> dict[str, str]:
-    """The versions of packages by which a run was made; empty where that cannot be read."""
-    try:
-        versions = json.loads((path / CONFIG).read_text(encoding="utf-8"))["versions"]
-        return {str(package): str(number) for package, number in versions.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("greedyfed", "flwr", "torch", "torchvision", "numpy", "scikit-learn"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -270,6 +270,14 @@ def small_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@contextlib.contextmanager
+def dead_proxy() -> Iterator[None]:
+    """An environment whose proxy does not answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("http_proxy", "http://127.0.0.1:9")
+        yield
+
+
 def missing(library: str) -> Around:
     """A library that is not installed."""
 

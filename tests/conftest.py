@@ -65,6 +65,16 @@ def _process_identity():
 
 
 @pytest.fixture
+def dead_proxies(monkeypatch):
+    """An environment whose proxies do not answer."""
+    for scheme in ("http", "https", "all"):
+        for name in (f"{scheme}_proxy", f"{scheme}_proxy".upper()):
+            monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def small(tmp_path) -> RunConfig:
     """A run of seconds: 6 clients with digits, 2 a round, 6 rounds."""
     return RunConfig.from_flat(

@@ -1,6 +1,7 @@
 """Every row of the table of algorithms, through the real apps."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from common.evaluation import evaluate
 from common.models import build_model
 from common.params import ParamSpec
 from experiments.local_grid import LocalGrid
-from server_app.algorithms import ALGORITHMS, build_strategy
+from server_app.algorithms import ALGORITHMS, build_strategy, never_by_value
 from server_app.server_model import ServerModel
 from tests.federation import history_of, run
 
@@ -105,3 +106,46 @@ def _parameters(config):
 def _after_one_round(config: RunConfig):
     grid = LocalGrid(client_app, config.to_flat(), [{} for _ in range(6)])
     return _strategy(config).run(grid, 1).params
+
+
+@pytest.mark.parametrize("algorithm", ["greedyfed", "greedyfed-classes", "ucb"])
+@pytest.mark.parametrize(
+    ("clients", "per_round", "rounds"),
+    [(6, 2, 2), (6, 2, 3), (6, 2, 4), (5, 2, 2), (5, 2, 3), (5, 2, 4), (4, 3, 1), (3, 3, 1)],
+)
+def test_a_run_too_short_to_select_by_value_says_so(
+    small, caplog, algorithm, clients, per_round, rounds
+):
+    """By what the run does: a client asked again was selected by its value."""
+    logging.getLogger("greedyfed").addHandler(caplog.handler)
+    config = small.with_values(
+        algorithm=algorithm, num_clients=clients, clients_per_round=per_round, num_rounds=rounds
+    )
+    cohorts = [record["cohort"] for record in history_of(run(config))]
+    logging.getLogger("greedyfed").removeHandler(caplog.handler)
+    seen, again = set(), []
+    for cohort in cohorts:
+        again.append(len(seen & set(cohort)))
+        seen |= set(cohort)
+    line = never_by_value(config, clients)
+    assert [m for m in caplog.messages if m.startswith("num-rounds")] == ([line] if line else [])
+    if line is None:
+        assert again[-1] == per_round or clients == per_round
+    else:
+        assert again[:-1] == [0] * (rounds - 1)
+        assert again[-1] < per_round
+        assert ("but for" in line) == (again[-1] > 0)
+        assert f"but for {again[-1]} of the" in line or not again[-1]
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {"greedyfed", "ucb"}))
+def test_only_who_asks_every_client_first_says_so(small, algorithm):
+    keys = {"proximal_mu": 0.1} if algorithm == "fedprox" else {}
+    short = small.with_values(algorithm=algorithm, num_rounds=1, **keys)
+    assert (never_by_value(short, 6) is not None) == (algorithm == "greedyfed-classes")
+
+
+def test_clients_asked_to_spare_make_the_first_rounds_fewer(small):
+    line = never_by_value(small.with_values(num_rounds=1, spare_clients=1), 6)
+    assert "with 6 clients and 3 a round, the first 2 rounds" in line
+    assert never_by_value(small.with_values(num_rounds=3, spare_clients=1), 6) is None

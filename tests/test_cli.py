@@ -1,5 +1,6 @@
 """The `greedyfed` command as its user meets it."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,10 @@ def test_run_prints_the_run_directory_last(tmp_path):
         (["--config", "bad.toml"], "--config bad.toml: "),
         (["-c", "dataset=mnist", "--data-dir", "nowhere"], "nowhere': no such folder"),
         (["-c", "num-clients=500"], "num-clients = 500: more than min-examples-per-client"),
+        (["--superlink", "nowhere", "--insecure"], "--superlink nowhere: is not HOST:PORT"),
+        (["--superlink", "::1:9", "--insecure"], "--superlink ::1:9: is not HOST:PORT"),
+        (["--superlink", "[:::]:9", "--insecure"], "--superlink [:::]:9: no answer: "),
+        (["--superlink", "[::1]:9", "--insecure"], "--superlink [::1]:9: no answer: "),
         (["-c", "model=a:b"], "model = 'a:b': cannot be imported"),
         (["--output-dir", "file"], "file': cannot be written"),
         (["--ray", "--output-dir", "file"], "file': cannot be written"),
@@ -95,3 +100,17 @@ def test_partition_writes_files_and_says_how_to_use_them(tmp_path):
 )
 def test_values_need_no_quotes(text, expected):
     assert parse_change(text) == expected
+
+
+@pytest.mark.parametrize("module", ["typer", "rich.console", "pydantic", "numpy"])
+def test_ctrl_c_while_the_command_loads_leaves_no_traceback(module):
+    """Stopped when a module has just been loaded, of which there are seconds."""
+    command = [sys.executable, "-X", "importtime", "-m", "experiments", "run"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.split("|")[-1].strip() == module:
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in rest

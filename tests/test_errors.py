@@ -25,6 +25,7 @@ from tests.bad_input import (
     client,
     command,
     damaged,
+    dead_proxy,
     denied,
     file,
     forbidden,
@@ -288,6 +289,12 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "a history that is no text": run("--resume", make=damaged("history.jsonl", b"\xff")),
         "a history of something else": run("--resume", make=damaged("history.jsonl", b"3\n")),
         "a history that lacks rounds": run("--resume", make=damaged("history.jsonl", b"")),
+        "a damaged checkpoint of the run that more rounds go on from": run(
+            "--resume", "-c", "num-rounds=2", make=damaged("state.safetensors", b"junk")
+        ),
+        "a SuperLink behind a proxy that does not answer": to_superlink(
+            "superlink.invalid:9093", "--insecure", context=dead_proxy
+        ),
         "`greedyfed partition` into files of an earlier one": command(
             *("partition", "--num-clients", "3", "--out", "."), make=file("client-0.npz", "")
         ),

@@ -44,9 +44,10 @@ def nothing_left():
         time.sleep(0.2)
 
 
-@pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("algorithm", ["greedyfed", "greedyfed-classes"])
-def test_ray_equals_the_in_process_grid(small, tmp_path, algorithm):
+@pytest.mark.usefixtures("nothing_left", "dead_proxies")
+@pytest.mark.parametrize(("algorithm", "before"), [("greedyfed", 0), ("greedyfed-classes", 3)])
+def test_ray_equals_the_in_process_grid(small, tmp_path, algorithm, before):
+    """Also behind proxies, which know no way to this machine, and after rounds of a shorter run."""
     config = small.with_values(
         algorithm=algorithm,
         num_rounds=8,
@@ -55,7 +56,9 @@ def test_ray_equals_the_in_process_grid(small, tmp_path, algorithm):
         clients_per_round=3,
     )
     local = history_of(run(config.with_values(output_dir=str(tmp_path / "local"))))
-    directory = ray(config.with_values(loggers="tensorboard"))
+    if before:
+        run(config.with_values(num_rounds=before))
+    directory = ray(config.with_values(loggers="tensorboard", resume=before > 0))
     simulated = history_of(directory)
     assert list((directory / "tensorboard").iterdir())
     assert [r["cohort"] for r in simulated] == [r["cohort"] for r in local]
