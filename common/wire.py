@@ -19,6 +19,7 @@ from common.params import Vector
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
 MAX_CLIENT_ID = 100
+INPUTS = "numbers", "pixels", "whole"
 NO_ANSWER = "no answer before the deadline"
 
 
@@ -28,10 +29,18 @@ class BadReplyError(GreedyfedError):
 
 @dataclass(frozen=True)
 class Task:
-    """What the server announces with every request: the shape of an example, and the classes."""
+    """What the server announces with every request: what an example is, and the classes.
+
+    `inputs` is "whole" (int64, ids of an embedding), "pixels" (images in [0, 1]) or "numbers"
+    (float32). `features` and `classes` are names, or empty: then features go by their place, and
+    the classes are "0", "1", ….
+    """
 
     input_shape: tuple[int, ...]
     num_classes: int
+    inputs: str = "numbers"
+    features: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,18 +106,33 @@ def decode_info(content: RecordDict) -> ClientInfo:
 
 def encode_task(task: Task) -> RecordDict:
     """The server's question who a client is."""
-    record = {"input-shape": list(task.input_shape), "num-classes": task.num_classes}
+    record = {
+        "input-shape": list(task.input_shape),
+        "num-classes": task.num_classes,
+        "inputs": task.inputs,
+        "features": list(task.features),
+        "classes": list(task.classes),
+    }
     return RecordDict({TASK: ConfigRecord(record)})  # type: ignore[arg-type]
 
 
 def decode_task(content: RecordDict) -> Task:
+    """Raises BadReplyError for a request that does not say, or of other types."""
     record = _record(content, TASK, ConfigRecord)
     if record is None:
         raise BadReplyError(f"has no {TASK!r} record")
-    shape, classes = record["input-shape"], record["num-classes"]
+    shape, inputs = record.get("input-shape"), record.get("inputs")
     if not isinstance(shape, list):
         raise BadReplyError(f"input-shape is {shape!r:.50}, not a list")
-    return Task(tuple(map(int, shape)), _positive(classes, "num-classes"))
+    if not isinstance(inputs, str) or inputs not in INPUTS:
+        raise BadReplyError(f"inputs is {inputs!r:.50}, none of {', '.join(INPUTS)}")
+    return Task(
+        tuple(_positive(n, "input-shape") for n in shape),
+        _positive(record.get("num-classes"), "num-classes"),
+        inputs,
+        _names(record.get("features"), "features"),
+        _names(record.get("classes"), "classes"),
+    )
 
 
 def encode_params(params: Vector, server_round: int, task: Task) -> RecordDict:
@@ -231,6 +255,12 @@ def _record(content: RecordDict, name: str, kind: type[R]) -> R | None:
     """The record of that name and kind; Flower's own views by kind copy all records each time."""
     record = content.get(name)
     return record if isinstance(record, kind) else None
+
+
+def _names(value: object, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise BadReplyError(f"{name} is {value!r:.50}, not a list of names")
+    return tuple(value)
 
 
 def _positive(value: object, name: str) -> int:

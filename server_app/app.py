@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -57,6 +57,8 @@ def main(grid: Grid, context: Context) -> None:
     check_loggers(config)
     config = _with_clients(config, grid)
     splits = load_splits(config.data, config.seed)
+    for note in splits.notes:
+        log.warning(note)
     network = build_model(
         config.training.model, splits.input_shape, splits.num_classes, config.seed
     )
@@ -70,6 +72,9 @@ def main(grid: Grid, context: Context) -> None:
         valuation.valuation_examples,
         valuation.valuation_memory,
         grouping_from(valuation, config.seed) if is_valued(config) else None,
+    )
+    model.task = replace(
+        model.task, inputs=splits.inputs, features=splits.features, classes=splits.classes
     )
     if valuation.valuation_groups == "classes":
         _warn_of_absent(model)
@@ -85,7 +90,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def _warn_of_absent(model: ServerModel) -> None:
     """A class without examples here is one of which nobody's updates are valued."""
-    if absent := [str(c) for c, share in enumerate(model.group_shares) if not share]:
+    names = model.task.classes or [str(c) for c in range(model.task.num_classes)]
+    if absent := [c for c, share in zip(names, model.group_shares, strict=True) if not share]:
         log.warning(
             "the validation data have no example of %s %s, in which nobody is of value then; hold "
             "out data of every class",

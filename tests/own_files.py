@@ -8,13 +8,16 @@ import pyarrow.csv
 import pyarrow.parquet
 from PIL import Image
 
+from client_app.agreement import agreed
 from client_app.data import my_data
 from common import own_data
 from common.config import RunConfig
 from common.datasets import load_splits
 from common.wire import Task
 
-TASK = Task((3, 4, 4), 3)
+TASK = Task((3, 4, 4), 3, "pixels")
+FOLDERS = Task((3, 4, 4), 3, "pixels", classes=("ant", "bee", "cow"))
+TABLES = Task((2,), 3, features=("b", "a"))
 CONFIG = RunConfig.from_flat({"dataset": "own", "data-dir": "server.npz", "local-epochs": 4})
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), np.uint8)
 LABELS = np.array([0, 0, 1, 1, 2, 2])
@@ -55,6 +58,7 @@ def table(folder, form="csv", **columns):
 def fresh_process():
     own_data._from_files.cache_clear()
     own_data._from_function.cache_clear()
+    agreed.cache_clear()
     load_splits.cache_clear()
 
 

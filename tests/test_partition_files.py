@@ -93,7 +93,7 @@ def test_files_hold_what_the_simulation_trains_on(dataset, tmp_path):
     splits = load_splits(config.data, config.seed)
     files = dict(write_partition(config, tmp_path / "files", overwrite=False))
     assert len(files) == config.data.num_clients + 1
-    task = Task(splits.input_shape, splits.num_classes)
+    task = Task(splits.input_shape, splits.num_classes, splits.inputs)
     for k in range(config.data.num_clients):
         path = tmp_path / "files" / f"client-{k}.npz"
         own, simulated = mine(path, task), simulated_client(config, k)
