@@ -76,8 +76,8 @@ class OwnData:
             )
         if self.inputs == "bytes":
             raise DataError(f"{self.source}: {ambiguous(x.shape[1:])}")
-        counts = np.bincount(y, minlength=self.num_classes)
-        present, absent = np.count_nonzero(counts), np.count_nonzero(counts == 0)
+        present = len(np.unique(y))
+        absent = self.num_classes - present
         if present < 2:
             raise DataError(
                 f"{self.source}: all {len(y)} examples are of class "

@@ -134,8 +134,8 @@ def _table(names: list[str], columns: list[Any], index: set[int], label: str, so
         left = quoted([names[k] for k in sorted(index)])
         notes.append(f"{counted(len(index), 'column')} left out as a row index: {left}")
     empty = {k for k, name in enumerate(names) if not name} - index
-    if any(columns[k].null_count < len(columns[k]) for k in empty):
-        raise DataError(f"{source}: column {min(empty) + 1} has no name; give it one")
+    if full := [k for k in empty if columns[k].null_count < len(columns[k])]:
+        raise DataError(f"{source}: column {min(full) + 1} has no name; give it one")
     if empty:
         notes.append(f"{counted(len(empty), 'column')} without a name or a value left out")
     kept = [k for k in range(len(names)) if k not in index | empty]
