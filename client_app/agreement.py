@@ -94,7 +94,7 @@ def _labels(own: OwnData, task: Task) -> Tensor:
             f"{quoted(theirs)}; save class_names in the .npz"
         )
     raise DataError(
-        f"{own.source}: the server has no class {quoted(unknown)}, its classes are "
+        f"{own.source}: the server has no class {quoted(unknown, 3)}, its classes are "
         f"{quoted(theirs)}; rename the class, or leave its examples out"
     )
 

@@ -23,9 +23,9 @@ def twice(names: Sequence[str]) -> str | None:
     return next((name for k, name in enumerate(names) if name in names[:k]), None)
 
 
-def quoted(names: Sequence[str], most: int = 8) -> str:
-    """Names for a message, long ones and long lists cut."""
-    shown = ", ".join(repr(name if len(name) <= 40 else f"{name[:39]}…") for name in names[:most])
+def quoted(names: Sequence[str], most: int = 5) -> str:
+    """Names for a message, long ones and long lists cut: of a message 300 characters are kept."""
+    shown = ", ".join(repr(name if len(name) <= 30 else f"{name[:29]}…") for name in names[:most])
     return shown if len(names) <= most else f"{shown}, … ({len(names)} in all)"
 
 

@@ -87,8 +87,8 @@ class OwnData:
         few = absent > _MOST_ABSENT * self.num_classes or len(y) < _FEW_EXAMPLES * self.num_classes
         if not self.declared and self.num_classes > _FEW_CLASSES and few:
             raise DataError(
-                f"{self.source}: the labels make {self.num_classes} classes, {absent} of them "
-                f"without one of the {len(y)} examples, as measured numbers or free texts do; give "
+                f"{self.source}: the labels of {len(y)} examples make {self.num_classes} "
+                f"classes, {absent} of them empty, as measured numbers or free texts do; give "
                 "classes, or if these are classes, num_classes or class_names in a .npz"
             )
 

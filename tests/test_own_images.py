@@ -14,10 +14,8 @@ from PIL import Image
 from common.config import DataConfig
 from common.datasets import DataError, load_splits
 from common.own_data import load_own_data
-from tests.own_files import fresh_process, image
+from tests.own_files import COLOUR, GREY, film, fresh_process, image
 
-GREY = (np.arange(64, dtype=np.uint8) * 4).reshape(8, 8)
-COLOUR = np.stack([GREY, GREY.T, 255 - GREY], axis=-1)
 DEEP = (np.arange(64, dtype=np.uint16) * 1040 + 7).reshape(8, 8)
 
 
@@ -207,11 +205,6 @@ def bits32(kind):
     return saved(Image.fromarray(np.ones((8, 8), kind)), "TIFF")
 
 
-def frames(form):
-    first, second = (Image.fromarray(COLOUR ^ np.uint8(k)) for k in (0, 255))
-    return saved(first, form, save_all=True, append_images=[second])
-
-
 REFUSED = {
     "a class of no known form": (
         {"eel/a.heic": b"", "eel/b.heic": b""},
@@ -227,9 +220,9 @@ REFUSED = {
         "cat/1.tif has pixels of 32 bits",
     ),
     "floats": ({"cat/1.tif": bits32(np.float32)}, "cat/1.tif has pixels of 32 bits, whose black"),
-    "a film": ({"cat/1.gif": frames("GIF")}, "cat/1.gif holds 2 pictures; save each as an image"),
-    "pages": ({"cat/1.tif": frames("TIFF")}, "cat/1.tif holds 2 pictures"),
-    "an animated png": ({"cat/1.png": frames("PNG")}, "cat/1.png holds 2 pictures"),
+    "a film": ({"cat/1.gif": film("GIF")}, "cat/1.gif holds 2 pictures; save each as an image"),
+    "pages": ({"cat/1.tif": film("TIFF")}, "cat/1.tif holds 2 pictures"),
+    "an animated png": ({"cat/1.png": film("PNG")}, "cat/1.png holds 2 pictures"),
     "a program for a printer": ({"cat/1.png": b"%!PS-Adobe-3.0 EPSF"}, "not a readable image"),
     "two names": ({"cat /1.png": image(GREY)}, "two folders are named 'cat' but for white space"),
 }
@@ -246,7 +239,7 @@ def test_images_without_a_clear_class_or_content_are_refused(case, tmp_path):
 
 
 def test_a_photo_with_a_preview_is_one_picture(tmp_path):
-    x, _ = seen(frames("MPO"), tmp_path, "a.jpg")
+    x, _ = seen(film("MPO"), tmp_path, "a.jpg")
     np.testing.assert_allclose(x, COLOUR.transpose(2, 0, 1) / 255, atol=0.2)
 
 

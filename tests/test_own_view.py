@@ -77,7 +77,7 @@ def test_long_lists_are_cut(tmp_path):
 def test_a_label_of_two_thousand_millions(tmp_path):
     lines = lines_of(npz(tmp_path, y=np.array([0, 0, 1, 1, 2, 2**31 - 1])))
     assert "classes: 0 (2), 1 (2), 2 (1), 3 (0), " in lines[3]
-    assert "server: no: the labels make 2147483648 classes" in lines[4]
+    assert "server: no: the labels of 6 examples make 2147483648 classes" in lines[4]
 
 
 def test_bytes_are_only_a_clients(tmp_path):
