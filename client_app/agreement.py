@@ -83,15 +83,21 @@ def _labels(own: OwnData, task: Task) -> Tensor:
     unknown = [name for name in mine if name not in number]
     if not unknown:
         return torch.tensor([number[name] for name in mine])[torch.from_numpy(which)]
-    if unknown == mine and own.classes and not task.classes:
+    none, named = unknown == mine, f" {quoted(mine, 3)}" if own.declared else ""
+    if none and own.classes and not task.classes:
         raise DataError(
-            f"{own.source}: the classes are named {quoted(mine)}, the server's are numbers "
-            "without names; save class_names in the server's .npz"
+            f"{own.source}: the classes are named{named}, the server's are numbers without names; "
+            "save class_names in the server's .npz"
         )
-    if unknown == mine and task.classes and not own.classes:
+    if none and task.classes and not own.classes:
         raise DataError(
             f"{own.source}: the classes are numbers without names, the server's are "
             f"{quoted(theirs)}; save class_names in the .npz"
+        )
+    if none and not own.declared:  # another column than the labels may quote examples
+        raise DataError(
+            f"{own.source}: none of the {counted(len(mine), 'class', 'classes')} among the labels "
+            f"is the server's, {quoted(theirs)}; rename them, or give the right label column"
         )
     raise DataError(
         f"{own.source}: the server has no class {quoted(unknown, 3)}, its classes are "

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from common.datasets import Dataset
+from common.datasets import Dataset, inputs_of
 from common.evaluation import Evaluation, Tally, evaluate, tally
 from common.models import ModelError
 from common.params import Vector
@@ -78,7 +78,7 @@ class ServerModel:
         grouping: Grouping | None = None,
     ) -> None:
         self.model = model.to(device)
-        self.task = Task(tuple(val.x.shape[1:]), num_classes)
+        self.task = Task(tuple(val.x.shape[1:]), num_classes, inputs_of(val.x))
         self.stack = ModelStack(self.model, self.task.input_shape)
         self.spec, self.memory = self.stack.spec, memory
         order = torch.preserve_format

@@ -9,12 +9,14 @@ import logging
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from client_app.agreement import agreed
 from common.config import RunConfig
-from common.datasets import DataError, load_splits
+from common.datasets import DataError, Dataset, load_splits
 from common.own_data import load_own_data
 from common.wire import BadReplyError, Task, decode_task, encode_task
+from server_app.utility import ServerModel
 from tests.own_files import LABELS, PIXELS, class_folders, fresh_process, mine, npz, table
 
 NAMES = ["age", "dose", "weight"]
@@ -242,6 +244,18 @@ def test_other_classes_stay_out(form, case, tmp_path):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("labels", [["patient A", "patient B"] * 2, [70_431, 70_432] * 2])
+@pytest.mark.parametrize("classes", [("ill", "well"), ()])
+def test_what_another_column_than_the_labels_holds_is_not_told(labels, classes, tmp_path):
+    path = table(tmp_path, label=labels)
+    with pytest.raises(DataError) as error:
+        mine(path, Task((2,), 2, features=("a", "b"), classes=classes))
+    message = str(error.value).removeprefix(f"data-path = {str(path)!r}")
+    assert "patient" not in message
+    assert "70" not in message
+    assert "; " in message
+
+
 FLOATS = PIXELS.astype(np.float32)
 IDS = np.arange(24).reshape(6, 4)
 #: the server's x, the client's x, and what the client's becomes, or what is said.
@@ -288,6 +302,22 @@ def test_inputs_are_of_the_servers_kind(case, tmp_path):
     x = mine(path, task).data.x
     np.testing.assert_allclose(x.numpy(), right.astype(x.numpy().dtype), rtol=1e-6, atol=1e-7)
     assert x.dtype == (torch.int64 if task.inputs == "whole" else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "inputs"),
+    [(PIXELS / 255, "pixels"), (PIXELS * 1.0, "numbers"), (PIXELS.astype(int), "whole")],
+)
+def test_a_server_in_python_announces_its_kind_too(x, inputs):
+    x = torch.tensor(x if inputs == "whole" else x.astype(np.float32))
+    data = Dataset(x, torch.tensor(LABELS))
+    network = nn.Sequential(Floats(), nn.Flatten(), nn.Linear(48, 3))
+    assert ServerModel(network, data, data, 3).task.inputs == inputs
+
+
+class Floats(nn.Module):
+    def forward(self, x):
+        return x.float()
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,13 @@ def test_a_turned_photo_is_read_as_it_is_shown(orientation, tmp_path):
     np.testing.assert_array_equal(x, right.transpose(2, 0, 1) / np.float32(255))
 
 
+def test_a_turned_scan_of_16_bits(tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    x, _ = seen(saved(DEEP[:, :6], "PNG", exif=exif), tmp_path)
+    np.testing.assert_allclose(x[0], DEEP[::-1, :6].T / 65535, atol=2e-7)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "RGBA", "LA", "YCbCr"])
 def test_modes_that_show_the_same_picture(mode, tmp_path):
     flat = Image.fromarray(np.full((8, 8), 255, np.uint8)).convert("RGB").convert(mode)
