@@ -76,9 +76,6 @@ def arrays_of(given: Mapping[str, Any], source: str) -> Arrays:
             "them these names"
         )
     arrays = {name: _array(value) for name, value in given.items() if name in _KEYS}
-    others = [name for name in given if name not in _KEYS]
-    notes = [f"{counted(len(others), 'array')} other than {', '.join(sorted(_KEYS))} left out: "
-             f"{quoted(others)}"] if others else []  # fmt: skip
     data, lost = checked(arrays["x"], arrays["y"], source)
     features = _names(arrays, "feature_names", source)
     if features and tuple(data.x.shape[1:]) != (len(features),):
@@ -100,7 +97,12 @@ def arrays_of(given: Mapping[str, Any], source: str) -> Arrays:
             f"{source}: {told} makes {counted(num_classes, 'class', 'classes')}, from 0, but there "
             f"is a label {largest}; mend {told}"
         )
-    notes += lossy(lost, features)
+    notes = lossy(lost, features)
+    if others := [name for name in given if name not in _KEYS]:
+        known = ", ".join(sorted(_KEYS))
+        notes.append(
+            f"{counted(len(others), 'array')} other than {known} left out: {quoted(others)}"
+        )
     return Arrays(data, num_classes, features, classes, tuple(notes))
 
 
@@ -201,10 +203,10 @@ def _array(value: Any) -> NDArray[Any]:
 def _count(value: NDArray[Any] | None, source: str) -> int:
     if value is None:
         return 0
-    if value.size != 1 or value.dtype.kind not in "uif" or not 1 <= value.item() < 2**31 \
-            or value.item() != int(value.item()):  # fmt: skip
+    number = value.item() if value.size == 1 and value.dtype.kind in "uif" else 0
+    if not 1 <= number < 2**31 or number != int(number):
         raise DataError(f"{source}: num_classes must be one whole number from 1; mend it")
-    return int(value.item())
+    return int(number)
 
 
 def _names(arrays: Mapping[str, NDArray[Any]], key: str, source: str) -> tuple[str, ...]:

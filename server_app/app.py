@@ -91,7 +91,7 @@ def main(grid: Grid, context: Context) -> None:
 def _warn_of_absent(model: ServerModel) -> None:
     """A class without examples here is one of which nobody's updates are valued."""
     names = model.task.classes or [str(c) for c in range(model.task.num_classes)]
-    if absent := [c for c, share in zip(names, model.group_shares, strict=True) if not share]:
+    if absent := [names[c] for c, share in enumerate(model.group_shares) if not share]:
         log.warning(
             "the validation data have no example of %s %s, in which nobody is of value then; hold "
             "out data of every class",
