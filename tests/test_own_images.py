@@ -96,8 +96,9 @@ def test_other_forms(name, form, tmp_path):
     assert notes == ()
 
 
-@pytest.mark.parametrize(("name", "form"), [("a.png", "PNG"), ("a.tif", "TIFF"), ("a.pgm", "PPM"),
-                                            ("a.jp2", "JPEG2000")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "form"), [("a.png", "PNG"), ("a.tif", "TIFF"), ("a.pgm", "PPM"), ("a.jp2", "JPEG2000")]
+)
 def test_grey_of_16_bits(name, form, tmp_path):
     x, notes = seen(saved(DEEP, form), tmp_path, name)
     np.testing.assert_allclose(x, np.stack([DEEP / 65535] * 3), atol=2e-7)
@@ -167,8 +168,14 @@ def test_transparency_is_left_out_and_said(tmp_path):
     half = alpha.copy()
     half[0, 0, 3] = 0
     palette = Image.fromarray(GREY // 64).convert("P")
-    root = pets(tmp_path, {"cat/1.png": saved(half, "PNG"), "cat/2.png": saved(alpha, "PNG"),
-                           "dog/1.png": saved(palette, "PNG", transparency=0)})  # fmt: skip
+    root = pets(
+        tmp_path,
+        {
+            "cat/1.png": saved(half, "PNG"),
+            "cat/2.png": saved(alpha, "PNG"),
+            "dog/1.png": saved(palette, "PNG", transparency=0),
+        },
+    )
     own = load_own_data(str(root))
     assert own.notes == ("2 images with transparency, which is left out",)
     np.testing.assert_allclose(own.data.x[1].numpy(), COLOUR.transpose(2, 0, 1) / 255, atol=1e-6)
@@ -177,16 +184,30 @@ def test_transparency_is_left_out_and_said(tmp_path):
 
 
 LEFT_OUT = {
-    "no images": ({"cat/a.db": b"", "dog/b.ini": b"", "dog/c.ini": b""},
-                  "3 files that are no images left out: .ini, .db"),
-    "beside": ({"labels.csv": b"", "0.png": image(GREY)},
-               "2 files beside the class folders left out: .png, .csv"),
-    "hidden": ({"cat/._0.png": b"", ".DS_Store": b"", "dog/Thumbs.db": b"", ".git/x": b"",
-                "__MACOSX/cat/._0.png": b""}, "5 hidden or system files left out: "),
+    "no images": (
+        {"cat/a.db": b"", "dog/b.ini": b"", "dog/c.ini": b""},
+        "3 files that are no images left out: .ini, .db",
+    ),
+    "beside": (
+        {"labels.csv": b"", "0.png": image(GREY)},
+        "2 files beside the class folders left out: .png, .csv",
+    ),
+    "hidden": (
+        {
+            "cat/._0.png": b"",
+            ".DS_Store": b"",
+            "dog/Thumbs.db": b"",
+            ".git/x": b"",
+            "__MACOSX/cat/._0.png": b"",
+        },
+        "5 hidden or system files left out: ",
+    ),
     "an empty class": ({"eel/.keep": b""}, "1 class without images: 'eel'"),
-    "a folder of no images": ({"cat/raw/a.txt": b""},
-                              "1 folder without images left out: 'cat/raw'"),
-}  # fmt: skip
+    "a folder of no images": (
+        {"cat/raw/a.txt": b""},
+        "1 folder without images left out: 'cat/raw'",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", LEFT_OUT)
@@ -258,8 +279,11 @@ def test_classes_txt_as_windows_saves_it(tmp_path):
 
 
 def archive(folder, files):
-    parts = {f"{part}/{name}": image(COLOUR) for part in ("train", "test")
-             for name in ("cat/0.png", "dog/0.png")}  # fmt: skip
+    parts = {
+        f"{part}/{name}": image(COLOUR)
+        for part in ("train", "test")
+        for name in ("cat/0.png", "dog/0.png")
+    }
     tree(folder / "set", **parts | files)
     with zipfile.ZipFile(folder / "cifar10.zip", "w") as file:
         for path in sorted((folder / "set").rglob("*")):
