@@ -143,8 +143,9 @@ def _try_out(config: RunConfig, task: Task, me: ClientData, path: str) -> None:
 
 
 def _build(config: RunConfig, task: Task) -> nn.Module:
-    name, seed = config.training.model, config.seed
-    return build_model(name, task.input_shape, task.num_classes, seed).to(config.device)
+    name, seed, whole = config.training.model, config.seed, task.inputs == "whole"
+    model = build_model(name, task.input_shape, task.num_classes, seed, whole)
+    return model.to(config.device)
 
 
 @lru_cache(maxsize=2)

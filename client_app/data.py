@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from client_app.agreement import agreed
 from common.config import DataConfig, HeterogeneityConfig, RunConfig, Scalar
 from common.datasets import Dataset, load_splits
 from common.errors import GreedyfedError
@@ -45,15 +46,15 @@ def my_data(
 
     Raises:
         ClientError: naming the key of node_config, its value, the rule and the remedy.
-        DataError: the data cannot be read, or is not of the task.
+        DataError: the data cannot be read, or do not agree with the task.
     """
     index, count = node_config.get("partition-id"), node_config.get("num-partitions")
     if "data-path" in node_config:
         path = _text(node_config, "data-path")
         own = load_own_data(path, label_column=_text(node_config, "label-column", "label"))
-        own.check_task(task.input_shape, task.num_classes)
-        info = ClientInfo(f"node-{node_id}", len(own.data))
-        me = ClientData(info, own.data, config.training.local_epochs, noise_sigma=0.0)
+        data = agreed(own, task)
+        info = ClientInfo(f"node-{node_id}", len(data))
+        me = ClientData(info, data, config.training.local_epochs, noise_sigma=0.0)
     elif config.data.dataset == "own":
         raise ClientError(
             "data-path is missing: with dataset = 'own' each client has its own examples; "

@@ -1,5 +1,6 @@
 """Data sets as tensors: training examples, and the server's validation and test splits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,10 @@ class DataError(GreedyfedError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples x (n, *input_shape), float32 or uint8 pixels, and their classes y (n,) int64."""
+    """Examples x (n, *input_shape) and their classes y (n,) int64.
+
+    x is float32, int64 (whole numbers, such as ids of an embedding) or uint8 pixels.
+    """
 
     x: Tensor
     y: Tensor
@@ -29,7 +33,7 @@ class Dataset:
         return len(self.y)
 
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
-        """A float32 copy of some examples; pixels become [0, 1] with no other normalisation."""
+        """A copy of some examples; uint8 pixels become [0, 1], float32, all else stays as it is."""
         x = self.x[torch.from_numpy(indices)]
         return Dataset(x.float().div_(255) if x.dtype == torch.uint8 else x, self.y[indices])
 
@@ -58,6 +62,8 @@ class Splits:
     """A data set: `train` is split over the clients, `val` and `test` are the server's.
 
     `owner` (n,) names the client of each training example where the data set itself says so.
+    `inputs`, `features` and `classes` are those of the task that the server announces; `notes` tell
+    what was left out of files.
     """
 
     train: Dataset
@@ -65,6 +71,10 @@ class Splits:
     test: Dataset
     num_classes: int
     owner: NDArray[np.int64] | None = None
+    inputs: str = "numbers"
+    features: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -79,6 +89,9 @@ class Examples:
     held_out: Dataset
     num_classes: int
     owner: NDArray[np.int64] | None = None
+    features: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=2)
@@ -100,7 +113,40 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
             f"of which some must remain for the test; set validation-size below {len(held_out)}"
         )
     val, test = held_out.take(order[:cut]), held_out.take(order[cut:])
-    return Splits(examples.train, val, test, examples.num_classes, examples.owner)
+    if config.dataset == "own" and bool((val.y == val.y[0]).all()):
+        raise DataError(
+            f"data-dir = {config.data_dir!r}: the validation part, {cut} of {len(held_out)} "
+            "examples, has one class only; give more examples, or a larger validation-size"
+        )
+    return Splits(
+        examples.train,
+        val,
+        test,
+        examples.num_classes,
+        examples.owner,
+        inputs_of(held_out.x),
+        examples.features,
+        examples.classes,
+        examples.notes,
+    )
+
+
+def inputs_of(x: Tensor) -> str:
+    """What examples (n, …) are: "whole" (int64), "pixels" (images in [0, 1]), "numbers", "bytes".
+
+    Bytes are uint8 that are not of image shape: pixels, ids or counts, nobody knows.
+    """
+    if x.dtype == torch.uint8:
+        return "pixels" if is_image(x.shape[1:]) else "bytes"
+    if not x.is_floating_point():
+        return "whole"
+    inside = is_image(x.shape[1:]) and len(x) > 0 and float(x.min()) >= 0 and float(x.max()) <= 1
+    return "pixels" if inside else "numbers"
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Whether an example of this shape is (1, 3 or 4 channels, height, width)."""
+    return len(shape) == 3 and shape[0] in (1, 3, 4)
 
 
 def load_examples(config: DataConfig, seed: int) -> Examples:
@@ -118,22 +164,22 @@ def load_examples(config: DataConfig, seed: int) -> Examples:
 
 
 def _load(config: DataConfig, seed: int) -> Examples:
-    owner = None
+    owner, notes = None, tuple[str, ...]()
     if config.dataset == "own":
         return _own(config)
     if config.dataset == "digits":
         train, held_out = _digits()
     elif config.dataset == "cifar10":
-        from common.images import load_cifar10
+        from common.cifar10 import load_cifar10
 
-        parts = load_cifar10(config.data_dir, config.download)
+        *parts, notes = load_cifar10(config.data_dir, config.download)
         train, held_out = (Dataset(*part) for part in parts)
     elif config.dataset == "synthetic":
         train, owner, held_out = _synthetic(config, seed)
     else:
         train, held_out = (_mnist(config, train) for train in (True, False))
     num_classes = int(max(train.y.max(), held_out.y.max())) + 1
-    return Examples(train, held_out, num_classes, owner)
+    return Examples(train, held_out, num_classes, owner, notes=notes)
 
 
 def _own(config: DataConfig) -> Examples:
@@ -141,12 +187,16 @@ def _own(config: DataConfig) -> Examples:
     from common.own_data import load_own_data
 
     own = load_own_data(config.data_dir, key="data-dir")
-    if len(own.data) < 2:
-        raise DataError(
-            f"{own.source}: holds 1 example; the server needs 2 or more, to validate and to test"
-        )
+    own.check_server()
     none = Dataset(own.data.x[:0], own.data.y[:0])
-    return Examples(none, own.data, own.num_classes)
+    return Examples(
+        none,
+        own.data,
+        own.num_classes,
+        features=own.features,
+        classes=own.classes,
+        notes=tuple(f"{own.source}: {note}" for note in own.notes),
+    )
 
 
 def _digits() -> tuple[Dataset, Dataset]:

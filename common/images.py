@@ -1,16 +1,11 @@
-"""CIFAR-10 from torchvision's layout, or from a folder or zip of class folders of images.
+"""Images as pixels, as a person sees them; Pillow is loaded only when used."""
 
-Class folders are `<anything>/train/<class>/<image>` and `<anything>/test/<class>/<image>`; they are
-decoded once into a cache in the user's cache folder.
-"""
-
-import hashlib
 import io
-import os
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,102 +13,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.datasets import DataError
-from common.decode_cache import decoded_once
-from common.errors import one_line
+from common.names import counted
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png"}
-Part = tuple[Tensor, Tensor]
+#: Suffixes of images, and the forms by which Pillow may read them, whatever their suffix.
+IMAGE_SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
+    *(".jp2", ".ppm", ".pgm", ".pbm", ".pnm"),
+}
+_FORMS = "PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "JPEG2000", "PPM"
+_PHOTOMETRIC = 262  # TIFF's tag that says 0 where white is zero, which Pillow minds up to 8 bits
+_SYSTEM_FILES = {"__macosx", "thumbs.db", "desktop.ini", "@eadir", "$recycle.bin"}
 #: What zipfile and Pillow raise for a broken image.
 _UNREADABLE = (OSError, ValueError, SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
-def load_cifar10(data_dir: str, download: bool) -> tuple[Part, Part]:
-    """Training and held-out images (n, 3, 32, 32) uint8 with classes (n,) int64.
-
-    Looks in `data_dir` for torchvision's `cifar-10-batches-py`, then for `cifar10.zip`, then for
-    class folders; `data_dir` may also be the zip file itself. Where none is there, `download`
-    fetches torchvision's.
-
-    Raises:
-        DataError: when none of these is there or an image cannot be read.
-    """
-    root = Path(data_dir)
-    batches = (root / "cifar-10-batches-py").is_dir()
-    for candidate in () if batches else (root, root / "cifar10.zip", root / "cifar10"):
-        if candidate.is_file() or (candidate / "train").is_dir():
-            return _cached(candidate.resolve())
-    if batches or download:
-        return _torchvision(root, True, download), _torchvision(root, False, download)
-    raise DataError(
-        f"data-dir = {data_dir!r}: holds neither cifar-10-batches-py, nor cifar10.zip, nor class "
-        "folders train/<class>/ and test/<class>/; give the right folder, or set download = true"
-    )
+def is_junk(name: str) -> bool:
+    """Whether a file or folder of this name is hidden, or left there by an operating system."""
+    return name.startswith(".") or name.lower() in _SYSTEM_FILES
 
 
-def _torchvision(root: Path, train: bool, download: bool) -> Part:
-    from torchvision import datasets
+def decode_images(
+    names: Sequence[str], read: Callable[[str], bytes], source: str
+) -> tuple[Tensor, list[str]]:
+    """The images of these names as RGB (n, 3, height, width), as a person sees them, and notes.
 
-    try:
-        raw = datasets.CIFAR10(root, train=train, download=download)
-    except RuntimeError as error:
-        raise DataError(
-            f"data-dir = '{root}': cifar10 cannot be read: {one_line(error)}; give its folder, or "
-            "remove what is there and set download = true"
-        ) from error
-    return torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(raw.targets)
-
-
-def _cached(source: Path) -> tuple[Part, Part]:
-    stat = source.stat()
-    key = hashlib.sha256(f"{source}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "greedyfed"
-    data = decoded_once(home / f"images-{key}.safetensors", key, lambda: _decode_all(source))
-    return (data["train_x"], data["train_y"]), (data["test_x"], data["test_y"])
-
-
-def _decode_all(source: Path) -> dict[str, Tensor]:
-    read: Callable[[str], bytes]
-    try:
-        if source.is_file():
-            archive = zipfile.ZipFile(source)
-            names, read = archive.namelist(), archive.read
-        else:
-            names = [p.relative_to(source).as_posix() for p in source.rglob("*")]
-            read = lambda name: (source / name).read_bytes()  # noqa: E731
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"data-dir = '{source}': cannot be opened: {error}; give a zip file, or a folder"
-        ) from error
-    images: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
-    for name in sorted(names):
-        path = PurePosixPath(name)
-        if (
-            path.suffix.lower() in IMAGE_SUFFIXES
-            and len(path.parts) >= 3
-            and path.parts[-3] in images
-        ):
-            images[path.parts[-3]].append((path.parts[-2], name))
-    classes = sorted({label for label, _ in images["train"]})
-    if not classes or not images["test"]:
-        raise DataError(
-            f"data-dir = '{source}': no images in train/<class>/ and test/<class>/ "
-            f"({', '.join(sorted(IMAGE_SUFFIXES))}); give the folder or zip that holds both"
-        )
-    if unknown := {label for label, _ in images["test"]} - set(classes):
-        raise DataError(
-            f"data-dir = '{source}': test class {sorted(unknown)[0]!r} has no training images; "
-            "add some, or remove it"
-        )
-    data = {}
-    for part, members in images.items():
-        names = [name for _, name in members]
-        data[f"{part}_x"] = decode_images(names, read, f"data-dir = '{source}'")
-        data[f"{part}_y"] = torch.tensor([classes.index(label) for label, _ in members])
-    return data
-
-
-def decode_images(names: Sequence[str], read: Callable[[str], bytes], source: str) -> Tensor:
-    """The images of these names as RGB pixels (n, 3, height, width) uint8.
+    uint8 pixels, or where one of them is grey of 16 bits all as float32 in [0, 1].
 
     Args:
         read: the content of a named file.
@@ -122,17 +46,53 @@ def decode_images(names: Sequence[str], read: Callable[[str], bytes], source: st
     Raises:
         DataError: naming the source and the first image that cannot be read or has another size.
     """
-    from PIL import Image
-
-    pixels: list[NDArray[np.uint8]] = []
+    pixels: list[NDArray[Any]] = []
+    lost: Counter[str] = Counter()
     for name in names:
-        try:
-            image = Image.open(io.BytesIO(read(name))).convert("RGB")
-        except (*_UNREADABLE, Image.DecompressionBombError) as error:
-            raise DataError(
-                f"{source}: {name} is not a readable image; mend or remove it"
-            ) from error
-        pixels.append(np.asarray(image, dtype=np.uint8))
+        pixels.append(_decode(read(name), f"{source}: {name}", lost))
         if pixels[-1].shape != pixels[0].shape:
             raise DataError(f"{source}: images differ in size, {name} first; resize them to one")
-    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+    notes = [f"{counted(count, 'image')} {what}" for what, count in lost.items()]
+    if any(p.dtype == np.float32 for p in pixels):
+        whole = np.float32(255)
+        pixels = [p if p.dtype == np.float32 else p.astype(np.float32) / whole for p in pixels]
+    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous(), notes
+
+
+def _decode(content: bytes, what: str, lost: Counter[str]) -> NDArray[Any]:
+    """An image (height, width, 3), uint8 or float32; what is not kept of it is counted in `lost`.
+
+    Raises:
+        DataError: beginning with `what`.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        image: Any = Image.open(io.BytesIO(content), formats=_FORMS)
+        # A photo's second picture (MPO) is a preview of the first.
+        if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
+            raise DataError(
+                f"{what} holds {frames} pictures; save each as an image of its own, or remove it"
+            )
+        mode, raw = image.mode, str(image.tile[0].args) if image.tile else ""
+        grey16 = mode.startswith("I;16") or (mode == "I" and image.format == "PPM")
+        if mode in ("I", "F") and not grey16:
+            raise DataError(
+                f"{what} has pixels of 32 bits, whose black and white nobody knows; save it with "
+                "8 or 16 bits"
+            )
+        inverted = grey16 and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+        image = ImageOps.exif_transpose(image)
+        if grey16:
+            grey = np.asarray(image).astype(np.float32) / np.float32(4095 if "12" in raw else 65535)
+            grey = 1 - grey if inverted else grey
+            return np.repeat(grey[..., None], 3, axis=-1)
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            if image.getchannel("A").getextrema()[0] != 255:
+                lost["with transparency, which is left out"] += 1
+        if ";16" in raw:
+            lost["with colours of 16 bits, read with 8"] += 1
+        return np.asarray(image.convert("RGB"))
+    except (*_UNREADABLE, Image.DecompressionBombError) as error:
+        raise DataError(f"{what} is not a readable image; mend or remove it") from error

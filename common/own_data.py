@@ -1,9 +1,11 @@
 """Data of one's own: a .npz file, a folder of class folders, a table, or a Python function.
 
-    .npz               arrays x (n, *shape) and y (n,); a server's may also hold num_classes
-    folder             <class>/<image>.png, .jpg or .jpeg, read as RGB (3, height, width)
-    .csv, .parquet     a column of labels; all others are numeric features
-    package.module:f   f() returns (x, y), numpy arrays or torch tensors
+    .npz               arrays x (n, *shape) and y (n,), and maybe num_classes, class_names (K,),
+                       feature_names (columns,)
+    folder             <class>/<image>, read as RGB (3, height, width)
+    .csv, .parquet     a column of labels, numbers or texts; all others are numeric features
+    package.module:f   f() returns (x, y), or a mapping with the names that a .npz has; numpy
+                       arrays or torch tensors
 
 Whoever trains or validates on them relies on what is checked here.
 """
@@ -11,78 +13,83 @@ Whoever trains or validates on them relies on what is checked here.
 import hashlib
 import importlib
 import re
-import zipfile
-import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from common.datasets import DataError, Dataset
-from common.decode_cache import decoded_once
+from common.arrays import Arrays, ambiguous, arrays_of, checked, read_npz
+from common.class_folders import CACHE, ClassFolder, class_folder
+from common.datasets import DataError, Dataset, inputs_of
+from common.decode_cache import Decoded, decoded_once
 from common.errors import one_line
-from common.images import IMAGE_SUFFIXES, decode_images
+from common.images import decode_images
 from common.tables import read_table
 
-CLASSES, CACHE = "classes.txt", ".greedyfed-cache.safetensors"
 FORMS = ".npz, .csv or .parquet file, a folder of class folders, or package.module:function"
-#: What numpy raises for a file that is no archive of plain arrays.
-_UNREADABLE = (
-    TypeError,
-    ValueError,
-    KeyError,
-    EOFError,
-    MemoryError,  # a damaged header may announce terabytes
-    RuntimeError,  # an encrypted archive
-    zipfile.BadZipFile,
-    zlib.error,
-)
+#: Labels of so many classes, with so few examples of each, are measured numbers.
+_FEW_CLASSES, _FEW_EXAMPLES, _MOST_ABSENT = 20, 3, 0.25
 
 
-@dataclass(frozen=True)
-class ClassFolder:
-    """What a folder of class folders holds: names of classes, and images `<class>/<image>`."""
-
-    classes: tuple[str, ...]
-    images: tuple[str, ...]
-    listed: bool  # the classes come from classes.txt, not from the folders
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OwnData:
-    """Checked examples, finite float32 with labels from 0; pixels are in [0, 1].
+    """Checked examples, float32 or int64, with labels from 0; pixels are in [0, 1].
 
-    `source` is the key and the value that name the data in messages.
+    Only uint8 examples that are not of image shape stay uint8: what they are is not known.
+
+    Attributes:
+        source: the key and the value that name the data in messages.
+        form: what it is, in words.
+        features: names of the columns of x (n, columns), or empty.
+        classes: names of the classes, or empty where they are the numbers from 0.
+        declared: somebody says which classes there are; else they are those of the labels.
+        notes: what was left out or changed, and why.
     """
 
     source: str
+    form: str
     data: Dataset
     num_classes: int
-    folder: ClassFolder | None = None
+    features: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    declared: bool = False
+    notes: tuple[str, ...] = ()
 
-    def check_task(self, input_shape: tuple[int, ...], num_classes: int) -> None:
-        """Raises DataError unless the examples are of this shape and of classes 0..K−1."""
-        shape, most = tuple(self.data.x.shape[1:]), int(self.data.y.max())
-        if shape != input_shape:
+    @property
+    def inputs(self) -> str:
+        """What the examples are: "whole", "pixels" or "numbers"; "bytes" where nobody knows."""
+        return inputs_of(self.data.x)
+
+    def class_name(self, label: int) -> str:
+        return self.classes[label] if self.classes else str(label)
+
+    def check_server(self) -> None:
+        """Raises DataError where a server cannot validate on these data."""
+        x, y = self.data.x, self.data.y.numpy()
+        if len(y) < 2:
             raise DataError(
-                f"{self.source}: an example has shape {shape}, the server's have {input_shape}; "
-                "convert the examples (images are channels, height, width)"
+                f"{self.source}: holds 1 example; the server needs 2 or more, to validate and to "
+                "test"
             )
-        if self.folder and len(self.folder.classes) != num_classes:
-            told = f"{CLASSES} names" if self.folder.listed else "the class folders make"
+        if self.inputs == "bytes":
+            raise DataError(f"{self.source}: {ambiguous(x.shape[1:])}")
+        present = len(np.unique(y))
+        absent = self.num_classes - present
+        if present < 2:
             raise DataError(
-                f"{self.source}: {told} {len(self.folder.classes)} classes, the server has "
-                f"{num_classes}; name those in {CLASSES}, one a line, in the server's order"
+                f"{self.source}: all {len(y)} examples are of class "
+                f"{self.class_name(int(y[0]))!r:.50}, which every model gets right; give examples "
+                "of the other classes, too"
             )
-        if most >= num_classes:
+        few = absent > _MOST_ABSENT * self.num_classes or len(y) < _FEW_EXAMPLES * self.num_classes
+        if not self.declared and self.num_classes > _FEW_CLASSES and few:
             raise DataError(
-                f"{self.source}: holds label {most}, the server has the classes 0 to "
-                f"{num_classes - 1}; renumber the labels, or leave those examples out"
+                f"{self.source}: the labels of {len(y)} examples make {self.num_classes} "
+                f"classes, {absent} of them empty, as measured numbers or free texts do; give "
+                "classes, or if these are classes, num_classes or class_names in a .npz"
             )
 
 
@@ -102,11 +109,11 @@ def load_own_data(path: str, key: str = "data-path", label_column: str = "label"
         place = Path(path).expanduser()
     except RuntimeError as error:
         raise DataError(f"{source}: names no known user; give the whole path") from error
-    if re.fullmatch(r"[\w.]+:\w+", path) and not place.exists():
-        return _from_function(path, source)
     try:
+        if re.fullmatch(r"[\w.]+:\w+", path) and not place.exists():
+            return _from_function(path, source)
         if place.is_dir():
-            folder = _class_folder(place, source)
+            folder = class_folder(place, source)
             files = [place / name for name in folder.images]
         elif place.is_file() and place.suffix.lower() in (".npz", ".csv", ".parquet"):
             folder, files = None, [place]
@@ -125,29 +132,36 @@ def _from_files(
     place: Path, source: str, label_column: str, folder: ClassFolder | None, stamp: str
 ) -> OwnData:
     """Cached by `stamp`, which changes with the files."""
+    suffix = place.suffix.lower()
+    if folder is None and suffix == ".npz":
+        return _own(source, ".npz file", read_npz(place, source))
 
-    def decode() -> dict[str, Tensor]:
-        if folder is None:
-            x, y = read_table(place, label_column, source)
-            data = _checked(x, y, source)
-            return {"x": data.x, "y": data.y}
-        number = {name: k for k, name in enumerate(folder.classes)}
-        return {
-            "x": decode_images(folder.images, lambda name: (place / name).read_bytes(), source),
-            "y": torch.tensor([number[name.split("/")[0]] for name in folder.images]),
-        }
+    def decode_folder() -> Decoded:
+        assert folder
+        x, notes = decode_images(folder.images, lambda name: (place / name).read_bytes(), source)
+        y = torch.tensor(folder.labels)
+        return {"x": x, "y": y}, {"classes": [*folder.classes], "notes": [*folder.notes, *notes]}
 
-    if place.suffix.lower() == ".npz":
-        x, y, num_classes = _read_npz(place, source)
-        return _own(_checked(x, y, source), source, num_classes)
+    def decode_table() -> Decoded:
+        table = read_table(place, label_column, source)
+        data, _ = checked(table.x, table.y, source)
+        names = {"features": [*table.features], "classes": [*table.classes]}
+        return {"x": data.x, "y": data.y}, names | {"notes": [*table.notes]}
+
     if folder is not None:
-        parts = decoded_once(place / CACHE, stamp, decode)
-    elif place.suffix.lower() == ".csv":
-        parts = decoded_once(place.with_name(f".{place.name}{CACHE}"), stamp, decode)
+        tensors, about = decoded_once(place / CACHE, stamp, decode_folder)
+        form = "folder of class folders"
+    elif suffix == ".csv":
+        cache = place.with_name(f".{place.name}{CACHE}")
+        tensors, about = decoded_once(cache, stamp, decode_table)
+        form = ".csv file"
     else:
-        parts = decode()
-    data = _checked(parts["x"].numpy(), parts["y"].numpy(), source)
-    return _own(data, source, len(folder.classes) if folder else 0, folder)
+        tensors, about = decode_table()
+        form = ".parquet file"
+    data = Dataset(tensors["x"], tensors["y"]).take(np.arange(len(tensors["y"])))
+    features, classes = tuple(about.get("features", ())), tuple(about["classes"])
+    arrays = Arrays(data, len(classes), features, classes, tuple(about["notes"]))
+    return _own(source, form, arrays, declared=folder is not None)
 
 
 @lru_cache(maxsize=4096)
@@ -164,85 +178,30 @@ def _from_function(path: str, source: str) -> OwnData:
             f"{source}: importing it raised {type(error).__name__}; import it in Python"
         ) from error
     try:
-        x, y = (v.detach().cpu() if isinstance(v, Tensor) else v for v in function())
-        arrays = np.asarray(x), np.asarray(y)
+        returned = function()
+        if not isinstance(returned, Mapping):
+            x, y = returned
+            returned = {"x": x, "y": y}
+        return _own(source, "function", arrays_of(returned, source))
+    except DataError:
+        raise
     except Exception as error:  # whatever the user's own code raises; its text may quote data
         raise DataError(
             f"{source}: must return arrays (x, y), but raised {type(error).__name__}; "
             "call it in Python to see where"
         ) from error
-    return _own(_checked(*arrays, source), source)
 
 
-def _own(
-    data: Dataset, source: str, num_classes: int = 0, folder: ClassFolder | None = None
-) -> OwnData:
-    """With at least `num_classes` classes, more if there are higher labels."""
-    num_classes = max(num_classes, int(data.y.max()) + 1)
-    return OwnData(source, data.take(np.arange(len(data))), num_classes, folder)
-
-
-def _checked(x: NDArray[Any], y: NDArray[Any], source: str) -> Dataset:
-    """x as float32, or uint8 as it is, and y as int64; raises DataError."""
-    if x.dtype.kind not in "uifb" or y.dtype.kind not in "uifb":
-        raise DataError(
-            f"{source}: x is of type {x.dtype} and y of {y.dtype}, must be numbers; "
-            "encode features as numbers and classes as 0, 1, …"
-        )
-    if x.ndim < 2 or x.size == 0:
-        raise DataError(
-            f"{source}: x has shape {x.shape}, must be (examples, …) and not empty; fill it"
-        )
-    if y.shape != (len(x),):
-        raise DataError(f"{source}: y has shape {y.shape}, must be ({len(x)},); label each example")
-    wrong = ~((y >= 0) & (y == np.floor(y)) & (y < 2**31))
-    if wrong.any():
-        raise DataError(
-            f"{source}: label {wrong.argmax()} of {len(y)} is not a whole number from 0; "
-            "number the classes 0, 1, …"
-        )
-    if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # an overflow is told as Inf
-            x = x.astype(np.float32)
-        broken = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-        if broken.any():
-            raise DataError(
-                f"{source}: {broken.sum()} of {len(x)} examples hold NaN or Inf; remove them"
-            )
-    return Dataset(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)))
-
-
-def _read_npz(place: Path, source: str) -> tuple[NDArray[Any], NDArray[Any], int]:
-    try:
-        with np.load(place, allow_pickle=False) as arrays:
-            return arrays["x"], arrays["y"], int(arrays.get("num_classes", 0))
-    except _UNREADABLE as error:
-        raise DataError(
-            f"{source}: is not a .npz file of plain arrays x and y; write it by numpy.savez"
-        ) from error
-
-
-def _class_folder(place: Path, source: str) -> ClassFolder:
-    folders = sorted(p.name for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
-    images = tuple(
-        f"{name}/{path.name}"
-        for name in folders
-        for path in sorted((place / name).iterdir())
-        if path.suffix.lower() in IMAGE_SUFFIXES
+def _own(source: str, form: str, arrays: Arrays, declared: bool | None = None) -> OwnData:
+    """With the classes that are told, or those of the labels."""
+    told = arrays.num_classes
+    return OwnData(
+        source,
+        form,
+        arrays.data,
+        told or int(arrays.data.y.max()) + 1,
+        arrays.features,
+        arrays.classes,
+        bool(told) if declared is None else declared,
+        arrays.notes,
     )
-    if not images:
-        raise DataError(f"{source}: holds no images <class>/<image>; give the folder above them")
-    if not (place / CLASSES).is_file():
-        return ClassFolder(tuple(folders), images, listed=False)
-    try:
-        lines = (place / CLASSES).read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source}: {CLASSES} is not UTF-8 text; save it as such") from error
-    classes = [line.strip() for line in lines if line.strip()]
-    if len(set(classes)) < len(classes):
-        raise DataError(f"{source}: {CLASSES} names a class twice; remove one of the lines")
-    if unknown := set(folders) - set(classes):
-        raise DataError(
-            f"{source}: folder {min(unknown)!r} is not in {CLASSES}; add or rename the class"
-        )
-    return ClassFolder(tuple(classes), images, listed=True)

@@ -20,6 +20,7 @@ from common.traits import Traits
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
 MAX_CLIENT_ID = 100
+INPUTS = "numbers", "pixels", "whole"
 NO_ANSWER = "no answer before the deadline"
 
 
@@ -29,12 +30,18 @@ class BadReplyError(GreedyfedError):
 
 @dataclass(frozen=True)
 class Task:
-    """What the server announces with every request: the shape of an example, the classes, and what
-    it found of the network, where it tried it out.
+    """What the server announces with every request: what an example is, the classes, the network.
+
+    `inputs` is "whole" (int64, ids of an embedding), "pixels" (images in [0, 1]) or "numbers"
+    (float32). `features` and `classes` are names, or empty: then features go by their place, and
+    the classes are "0", "1", …. `network` is what the server found when it tried its own out.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
+    inputs: str = "numbers"
+    features: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     network: Traits | None = None
 
 
@@ -104,6 +111,9 @@ def encode_task(task: Task) -> RecordDict:
     record: dict[str, int | float | str | list[int] | list[str]] = {
         "input-shape": list(task.input_shape),
         "num-classes": task.num_classes,
+        "inputs": task.inputs,
+        "features": list(task.features),
+        "classes": list(task.classes),
     }
     if task.network is not None:
         record |= {
@@ -116,25 +126,34 @@ def encode_task(task: Task) -> RecordDict:
 
 
 def decode_task(content: RecordDict) -> Task:
+    """Raises BadReplyError for a request that does not say, or of other types."""
     record = _record(content, TASK, ConfigRecord)
     if record is None:
         raise BadReplyError(f"has no {TASK!r} record")
-    shape, classes = record["input-shape"], record["num-classes"]
+    shape, inputs = record.get("input-shape"), record.get("inputs")
     if not isinstance(shape, list):
         raise BadReplyError(f"input-shape is {shape!r:.50}, not a list")
+    if not isinstance(inputs, str) or inputs not in INPUTS:
+        raise BadReplyError(f"inputs is {inputs!r:.50}, none of {', '.join(INPUTS)}")
     return Task(
-        tuple(map(int, shape)),
-        _positive(classes, "num-classes"),
-        network=_network(record) if "layout" in record else None,
+        tuple(_positive(n, "input-shape") for n in shape),
+        _positive(record.get("num-classes"), "num-classes"),
+        inputs,
+        _names(record.get("features"), "features"),
+        _names(record.get("classes"), "classes"),
+        _network(record) if "layout" in record else None,
     )
 
 
 def _network(record: ConfigRecord) -> Traits:
-    constant, positive, fixed = record["constant"], record["positive"], record["fixed"]
-    if not (isinstance(constant, list) and isinstance(positive, list) and isinstance(fixed, float)):
-        raise BadReplyError("what it says of the network is not as a server says it")
+    layout, fixed = record["layout"], record.get("fixed")
+    if not (isinstance(layout, str) and isinstance(fixed, float)):
+        raise BadReplyError("layout and fixed are not a text and a number")
     return Traits(
-        tuple(map(str, constant)), tuple(map(str, positive)), str(record["layout"]), fixed
+        _names(record.get("constant"), "constant"),
+        _names(record.get("positive"), "positive"),
+        layout,
+        fixed,
     )
 
 
@@ -258,6 +277,12 @@ def _record(content: RecordDict, name: str, kind: type[R]) -> R | None:
     """The record of that name and kind; Flower's own views by kind copy all records each time."""
     record = content.get(name)
     return record if isinstance(record, kind) else None
+
+
+def _names(value: object, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise BadReplyError(f"{name} is {value!r:.50}, not a list of names")
+    return tuple(value)
 
 
 def _positive(value: object, name: str) -> int:

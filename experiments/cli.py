@@ -17,6 +17,7 @@ from rich.console import Console
 
 from common.config import ConfigError, RunConfig, Scalar
 from common.errors import GreedyfedError
+from experiments.own import data
 from experiments.paper import paper
 from experiments.progress import RoundProgress
 from experiments.settings import check_data, read_settings, simulated
@@ -145,6 +146,7 @@ def partition(
     print(usage(out))
 
 
+app.command()(data)
 app.command()(sweep)
 app.command()(paper)
 app.command()(report)

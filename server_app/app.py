@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -83,9 +83,11 @@ def main(grid: Grid, context: Context) -> None:
 def server_model(config: RunConfig) -> ServerModel:
     """The network of a configuration with the server's data; raises DataError, ModelError."""
     splits, valuation = load_splits(config.data, config.seed), config.valuation
+    for note in splits.notes:
+        log.warning(note)
     name, shape, classes = config.training.model, splits.input_shape, splits.num_classes
-    return ServerModel(
-        partial(build_model, name, shape, classes, config.seed),
+    model = ServerModel(
+        partial(build_model, name, shape, classes, config.seed, splits.inputs == "whole"),
         splits.val,
         splits.test,
         classes,
@@ -95,11 +97,16 @@ def server_model(config: RunConfig) -> ServerModel:
         grouping_from(valuation, config.seed) if is_valued(config) else None,
         name,
     )
+    model.task = replace(
+        model.task, inputs=splits.inputs, features=splits.features, classes=splits.classes
+    )
+    return model
 
 
 def _warn_of_absent(model: ServerModel) -> None:
     """A class without examples here is one of which nobody's updates are valued."""
-    if absent := [str(c) for c, share in enumerate(model.group_shares) if not share]:
+    names = model.task.classes or [str(c) for c in range(model.task.num_classes)]
+    if absent := [names[c] for c, share in enumerate(model.group_shares) if not share]:
         log.warning(
             "the validation data have no example of %s %s, in which nobody is of value then; hold "
             "out data of every class",

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.datasets import Dataset
+from common.datasets import Dataset, inputs_of
 from common.errors import one_line
 from common.evaluation import Evaluation, evaluate
 from common.models import ModelError
@@ -84,7 +84,7 @@ class ServerModel:
         few = val.take(np.arange(max(2, ROWS)) % len(val)).to(device)
         traits, notes = try_out(lambda: build().to(device), few, num_classes, name)
         self.model = build().to(device)
-        self.task = Task(tuple(val.x.shape[1:]), num_classes, network=traits)
+        self.task = Task(tuple(val.x.shape[1:]), num_classes, inputs_of(val.x), network=traits)
         self.spec = ParamSpec.of(self.model, traits.constant)
         self.floats = memory * 2**18  # of 4 bytes, that may be taken at a time
         self.stack = ModelStack(self.model, self.spec, few.x, traits.positive)

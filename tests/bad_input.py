@@ -435,7 +435,7 @@ def images_with(name: str, content: bytes) -> Make:
 
 
 def _overwritten(root: Path, name: str, content: bytes) -> Path:
-    (root / name).write_bytes(content)
+    file(name, content)(root)
     return root
 
 

@@ -8,16 +8,21 @@ import pyarrow.csv
 import pyarrow.parquet
 from PIL import Image
 
+from client_app.agreement import agreed
 from client_app.data import my_data
 from common import own_data
 from common.config import RunConfig
 from common.datasets import load_splits
 from common.wire import Task
 
-TASK = Task((3, 4, 4), 3)
+TASK = Task((3, 4, 4), 3, "pixels")
+FOLDERS = Task((3, 4, 4), 3, "pixels", classes=("ant", "bee", "cow"))
+TABLES = Task((2,), 3, features=("b", "a"))
 CONFIG = RunConfig.from_flat({"dataset": "own", "data-dir": "server.npz", "local-epochs": 4})
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), np.uint8)
 LABELS = np.array([0, 0, 1, 1, 2, 2])
+GREY = (np.arange(64, dtype=np.uint8) * 4).reshape(8, 8)
+COLOUR = np.stack([GREY, GREY.T, 255 - GREY], axis=-1)
 
 
 def npz(folder, x=PIXELS, y=LABELS, **more):
@@ -30,6 +35,14 @@ def npz(folder, x=PIXELS, y=LABELS, **more):
 def image(pixels, form="PNG"):
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, form)
+    return stream.getvalue()
+
+
+def film(form):
+    """Two pictures of 8 × 8 in one file: this one, and its negative."""
+    first, second = (Image.fromarray(COLOUR ^ np.uint8(k)) for k in (0, 255))
+    stream = io.BytesIO()
+    first.save(stream, form, save_all=True, append_images=[second])
     return stream.getvalue()
 
 
@@ -55,6 +68,7 @@ def table(folder, form="csv", **columns):
 def fresh_process():
     own_data._from_files.cache_clear()
     own_data._from_function.cache_clear()
+    agreed.cache_clear()
     load_splits.cache_clear()
 
 

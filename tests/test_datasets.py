@@ -104,7 +104,7 @@ def test_class_folders_are_decoded_once(make, tmp_path, monkeypatch):
     assert splits.train.y.tolist() == [0, 1, 1]
     assert splits.train.x[0, :, 0, 0].tolist() == [255, 0, 0]
     load_splits.cache_clear()
-    monkeypatch.setattr("common.images._decode_all", lambda source: pytest.fail("decoded again"))
+    monkeypatch.setattr("common.cifar10._decode_all", lambda source: pytest.fail("decoded again"))
     again = load_splits(config(dataset="cifar10", data_dir=str(tmp_path)), seed=0)
     assert torch.equal(again.train.x, splits.train.x)
 

@@ -50,7 +50,7 @@ from tests.bad_input import (
     without,
 )
 from tests.federation import FAULTS
-from tests.own_files import LABELS, PIXELS, class_folders, image, npz, table
+from tests.own_files import LABELS, PIXELS, class_folders, film, image, npz, table
 
 PAGE = ROOT / "docs" / "errors.md"
 INTRO = """\
@@ -198,6 +198,10 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "examples of another shape than the server's": client(
             lambda f: npz(f, x=PIXELS.transpose(0, 2, 3, 1))
         ),
+        "classes of names for a server of numbers": client(class_folders),
+        "images from 0 to 255 for a server of 0 to 1": client(lambda f: npz(f, x=PIXELS * 1.0)),
+        "a `.npz` without x": client(lambda f: npz(f, x=None)),
+        "two names for three classes": client(lambda f: npz(f, class_names=np.array([*"ab"]))),
         "a folder without class folders": client(lambda f: f / "good"),
         "a broken image": client(images_with("bee/2.png", PNG[:60])),
         "an image of another size": client(
@@ -206,10 +210,18 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "a class folder that `classes.txt` lacks": client(
             lambda f: class_folders(f, names=["ant", "bee", "dog"])
         ),
+        "a class of no known form of images": client(images_with("eel/1.heic", b"junk")),
+        "images in folders of a class": client(images_with("bee/old/1.png", PNG)),
+        "a film among images": client(images_with("bee/2.gif", film("GIF"))),
         "a CSV file with rows of different lengths": client(
             file("clinic.csv", "label,age\n0,70\n1\n")
         ),
         "a CSV file without rows": client(file("clinic.csv", "label,age\n")),
+        "a CSV file that is not UTF-8": client(
+            file("clinic.csv", "label,gr\u00f6\u00dfe\n0,70\n".encode("latin-1"))
+        ),
+        "a CSV file with decimal commas": client(file("clinic.csv", "label;age\n0;70,5\n")),
+        "a column twice": client(file("clinic.csv", "label,age,age\n0,70,71\n")),
         "a table without a label column": client(lambda f: table(f, label=None)),
         "a table with a column of words": client(lambda f: table(f, a=["w", "x", "y", "z"])),
         "a Parquet file that is none": client(file("clinic.parquet", "junk")),
@@ -218,6 +230,14 @@ KINDS: dict[str, dict[str, Provoke]] = {
                 file("clinic_raises.py", "def data():\n    return 1 / 0\n")(f)
                 and "clinic_raises:data"
             )
+        ),
+        "bytes that are no images": server(lambda f: npz(f, x=PIXELS.reshape(6, 48))),
+        "one class for the server": server(lambda f: npz(f, y=LABELS * 0)),
+        "measured numbers as the server's labels": server(
+            lambda f: npz(f, y=np.array([18, 3, 77, 41, 30, 62]))
+        ),
+        "a file of no known form for `greedyfed data`": command(
+            "data", "clinic.mat", make=file("clinic.mat", "junk")
         ),
         "a single example for the server": server(lambda f: npz(f, x=PIXELS[:1], y=LABELS[:1])),
     },

@@ -13,8 +13,10 @@ from common.datasets import DataError
 from common.own_data import load_own_data
 from common.wire import Task
 from tests.own_files import (
+    FOLDERS,
     LABELS,
     PIXELS,
+    TABLES,
     class_folders,
     fresh_process,
     image,
@@ -24,7 +26,6 @@ from tests.own_files import (
 )
 
 CACHE = ".greedyfed-cache.safetensors"
-VECTORS = Task((2,), 3)
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,9 @@ def test_npz_pixels_become_fractions(tmp_path):
 @pytest.mark.parametrize("dtype", ["float64", "float16", ">f4", "int32", "bool"])
 def test_npz_numbers_that_are_no_pixels_stay_as_they_are(dtype, tmp_path):
     x = PIXELS.astype(dtype)
-    me = mine(npz(tmp_path, x=x[::-1], y=LABELS[::-1].astype(np.float32)))
+    me = load_own_data(str(npz(tmp_path, x=x[::-1], y=LABELS[::-1].astype(np.float32))))
     np.testing.assert_array_equal(me.data.x.numpy(), x[::-1].astype(np.float32))
+    assert me.data.x.dtype == (torch.int64 if dtype == "int32" else torch.float32)
     assert me.data.y.tolist() == [2, 2, 1, 1, 0, 0]
 
 
@@ -52,40 +54,40 @@ def test_class_folders(tmp_path):
     root = class_folders(tmp_path)
     (root / "bee" / "notes.txt").write_text("no image")
     (root / ".hidden").mkdir()
-    me = mine(root)
+    me = mine(root, FOLDERS)
     np.testing.assert_array_equal(me.data.x.numpy(), PIXELS.astype(np.float32) / 255)
     assert me.data.y.tolist() == LABELS.tolist()
 
 
-def test_classes_txt_numbers_the_classes_of_a_client_that_has_only_some(tmp_path):
-    root = class_folders(tmp_path, names=["cow", "", "dodo", "bee", "ant"])
-    me = mine(root, Task((3, 4, 4), 4))
-    assert me.data.y.tolist() == [3, 3, 2, 2, 0, 0]
-    assert load_own_data(str(root)).num_classes == 4
+def test_classes_txt_orders_the_classes_and_names_those_without_images(tmp_path):
+    own = load_own_data(str(class_folders(tmp_path, names=["cow", "", "dodo", "bee", "ant"])))
+    assert own.data.y.tolist() == [3, 3, 2, 2, 0, 0]
+    assert own.classes == ("cow", "dodo", "bee", "ant")
+    assert own.num_classes == 4
 
 
 def test_grey_images_and_jpegs_are_read_as_rgb(tmp_path):
     root = class_folders(tmp_path)
     (root / "ant" / "0.png").write_bytes(image(np.full((4, 4), 51, np.uint8)))
     (root / "cow" / "9.JPEG").write_bytes(image(np.full((4, 4), 51, np.uint8), "JPEG"))
-    me = mine(root)
+    me = mine(root, FOLDERS)
     for k in (0, 6):
         torch.testing.assert_close(me.data.x[k], torch.full((3, 4, 4), 0.2), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_tables(form, tmp_path):
-    me = mine(table(tmp_path, form), Task((2,), 3))
+    me = mine(table(tmp_path, form), TABLES)
     assert me.data.x.tolist() == [[1.5, 255], [2, 0], [-3, 7], [4, 1]]
     assert me.data.y.tolist() == [0, 1, 2, 1]
     other = table(tmp_path, form, label=None, sick=[True, False, True, True])
-    assert mine(other, Task((2,), 3), label_column="sick").data.y.tolist() == [1, 0, 1, 1]
+    assert mine(other, TABLES, label_column="sick").data.y.tolist() == [1, 0, 1, 1]
 
 
 def test_small_numbers_in_a_table_are_no_pixels(tmp_path):
     narrow = pa.array([255, 0, 7, 1], pa.uint8())
     path = table(tmp_path, "parquet", a=narrow, b=None)
-    assert mine(path, Task((1,), 3)).data.x.flatten().tolist() == [255, 0, 7, 1]
+    assert mine(path, Task((1,), 3, features=("a",))).data.x.flatten().tolist() == [255, 0, 7, 1]
 
 
 def as_arrays():
@@ -99,7 +101,7 @@ def as_tensors():
 def test_functions():
     pixels = mine(f"{__name__}:as_arrays").data.x
     np.testing.assert_array_equal(pixels.numpy(), PIXELS.astype(np.float32) / 255)
-    floats = mine(f"{__name__}:as_tensors").data.x
+    floats = mine(f"{__name__}:as_tensors", Task((3, 4, 4), 3)).data.x
     np.testing.assert_array_equal(floats.numpy(), PIXELS.astype(np.float32))
     assert not floats.requires_grad
 
@@ -138,28 +140,29 @@ def no_decoding(*_, **__):
 
 def test_a_folder_is_decoded_once(tmp_path, monkeypatch):
     root = class_folders(tmp_path)
-    first = mine(root).data
+    first = mine(root, FOLDERS).data
     assert stat.S_IMODE((root / CACHE).stat().st_mode) == 0o600
     assert [p.name for p in root.iterdir() if p.is_file()] == [CACHE]  # nothing left beside it
     fresh_process()
     monkeypatch.setattr(own_data, "decode_images", no_decoding)
     moved = root.rename(tmp_path / "elsewhere")
-    second = mine(moved).data
+    second = mine(moved, FOLDERS).data
     assert torch.equal(first.x, second.x)
     assert torch.equal(first.y, second.y)
 
 
 def test_a_csv_file_is_decoded_once(tmp_path, monkeypatch):
     path = table(tmp_path)
-    first = mine(path, VECTORS).data
+    first = mine(path, TABLES).data
     assert csv_cache(path).exists()
     fresh_process()
     with monkeypatch.context() as patch:
         patch.setattr(own_data, "read_table", no_decoding)
-        assert torch.equal(mine(path, VECTORS).data.x, first.x)
+        assert torch.equal(mine(path, TABLES).data.x, first.x)
     with pytest.raises(DataError, match="needs one column 'a b'"):
-        mine(path, VECTORS, label_column="a b")
-    assert mine(path, Task((2,), 256), label_column="a").data.y.tolist() == [255, 0, 7, 1]
+        mine(path, TABLES, label_column="a b")
+    other = Task((2,), 256, features=("b", "label"))
+    assert mine(path, other, label_column="a").data.y.tolist() == [255, 0, 7, 1]
 
 
 def replaced(root):
@@ -189,17 +192,19 @@ def spoiled(root):
 @pytest.mark.parametrize("change", [replaced, touched, added, renamed, listed, spoiled])
 def test_changed_files_are_decoded_anew(change, tmp_path, monkeypatch):
     root = class_folders(tmp_path)
-    mine(root)
+    load_own_data(str(root))
     change(root)
     fresh_process()
     calls = []
     decode = own_data.decode_images
     monkeypatch.setattr(own_data, "decode_images", lambda *a: calls.append(1) or decode(*a))
-    cached = mine(root).data
+    cached = load_own_data(str(root))
     assert calls
     (root / CACHE).unlink()
     fresh_process()
-    assert torch.equal(cached.y, mine(root).data.y)
+    again = load_own_data(str(root))
+    assert torch.equal(cached.data.y, again.data.y)
+    assert cached.classes == again.classes
 
 
 def test_a_read_only_folder_costs_nothing_but_time(tmp_path, monkeypatch):
@@ -209,5 +214,5 @@ def test_a_read_only_folder_costs_nothing_but_time(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(decode_cache.tempfile, "mkstemp", denied)  # root may write everywhere
-    assert len(mine(root).data) == 6
+    assert len(mine(root, FOLDERS).data) == 6
     assert not (root / CACHE).exists()

@@ -1,6 +1,9 @@
 """The server's own data, a simulation's data as files, and whole runs on files."""
 
+import logging
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -93,7 +96,7 @@ def test_files_hold_what_the_simulation_trains_on(dataset, tmp_path):
     splits = load_splits(config.data, config.seed)
     files = dict(write_partition(config, tmp_path / "files", overwrite=False))
     assert len(files) == config.data.num_clients + 1
-    task = Task(splits.input_shape, splits.num_classes)
+    task = Task(splits.input_shape, splits.num_classes, splits.inputs)
     for k in range(config.data.num_clients):
         path = tmp_path / "files" / f"client-{k}.npz"
         own, simulated = mine(path, task), simulated_client(config, k)
@@ -173,3 +176,58 @@ def test_the_reason_reaches_the_server(digits):
         RoundError, match=r"DataError: data-path = .* an example has shape \(3, 4, 4\)"
     ):
         deploy(config, files, range(6))
+
+
+def clinics(folder, orders, labels=("ill", "well")):
+    """A table for each order of columns; the columns' contents do not depend on it."""
+    for k, order in enumerate(orders):
+        rng = np.random.default_rng(k)
+        y = rng.integers(0, 2, 40)
+        cells = {"age": rng.normal(y * 2, 1), "dose": rng.normal(-y, 1), "size": rng.normal(y, 1)}
+        frame = pd.DataFrame({name: cells[name] for name in order})
+        frame["label"] = np.array(labels)[y]
+        frame.to_csv(folder / f"client-{k}.csv", index=k == 3)
+
+
+def run_on_tables(config, folder, caplog):
+    """The history of a run whose server has the table of client 3, and what was logged."""
+    own = config.with_values(
+        dataset="own", data_dir=str(folder / "client-3.csv"), output_dir=str(folder / "runs")
+    )
+    nodes = [
+        {"data-path": str(folder / f"client-{k}.csv"), "client-id": f"client-{k}"} for k in range(4)
+    ]
+    logging.getLogger("greedyfed").addHandler(caplog.handler)
+    try:
+        run_in_process(server_app, real.app, own.to_flat(), nodes)
+    finally:
+        logging.getLogger("greedyfed").removeHandler(caplog.handler)
+    return history_of(directory_of(own)), caplog.messages
+
+
+def test_a_run_does_not_depend_on_the_order_of_columns(small, tmp_path, caplog):
+    config, names = small.with_values(num_clients=0, num_rounds=4), ["age", "dose", "size"]
+    runs = []
+    for name, orders in {
+        "same": [names] * 4,
+        "other": [names[::-1], [*names[1:], names[0]], names, names],
+    }.items():
+        (tmp_path / name).mkdir()
+        clinics(tmp_path / name, orders)
+        history, said = run_on_tables(config, tmp_path / name, caplog)
+        runs.append([(r["cohort"], r["shapley"], r["val_loss"]) for r in history])
+    assert runs[0] == runs[1]
+    assert any("data-dir = " in line and "as a row index: ''" in line for line in said)
+
+
+def test_other_names_stay_out_before_the_first_round(small, tmp_path, caplog):
+    clinics(tmp_path, [["age", "dose"], ["age", "dose", "size"], ["age", "dose", "size"]] * 2)
+    frame = pd.read_csv(tmp_path / "client-1.csv")
+    frame.replace({"label": {"ill": "dead"}}).to_csv(tmp_path / "client-1.csv", index=False)
+    frame.to_csv(tmp_path / "client-3.csv", index=False)
+    config = small.with_values(num_clients=0, num_rounds=3)
+    history, said = run_on_tables(config, tmp_path, caplog)
+    assert {c for r in history for c in r["cohort"]} == {"client-2", "client-3"}
+    first = next(k for k, line in enumerate(said) if line.startswith("round 1/3"))
+    for words in ("lacks the server's feature 'size'", "the server has no class 'dead', its"):
+        assert any(words in line for line in said[:first])
