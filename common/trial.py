@@ -80,8 +80,8 @@ class _Trial:
     def scores(self, model: nn.Module, rows: slice = slice(None)) -> Tensor:
         """Scores of the examples in evaluation, (n, classes) float64, perhaps not finite."""
         x = self.data.x[rows]
-        shape = ", ".join(map(str, x.shape[1:]))
-        remedy = f"in evaluation it must map (n, {shape}) to class scores (n, {self.num_classes})"
+        given = f"(n, {', '.join(map(str, x.shape[1:]))}) of {str(x.dtype).removeprefix('torch.')}"
+        remedy = f"in evaluation it must map {given} to class scores (n, {self.num_classes})"
         try:
             with torch.no_grad():
                 found = model.eval()(x)

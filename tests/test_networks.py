@@ -13,13 +13,18 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from client_app.app import app as client_app
+from common.config import RunConfig
+from common.datasets import load_splits
 from common.models import ModelError, build_model
 from common.params import ParamSpec
+from experiments.local_grid import run_in_process
+from server_app.app import app as server_app
 from server_app.app import server_model
 from server_app.strategy import RoundError
 from tests import networks
 from tests.conftest import DATA, REQUIRED
-from tests.federation import run
+from tests.federation import directory_of, history_of, run
 from tests.networks import (
     REFUSED,
     WORK,
@@ -29,6 +34,7 @@ from tests.networks import (
     config_for,
     mlp,
     new_network,
+    plain_loss,
     recorded,
 )
 
@@ -297,3 +303,97 @@ def test_a_factory_may_draw_from_any_global_generator(choose):
     first, second = (build_model("tests.networks:factory", (1, 8, 8), 10, 0) for _ in range(2))
     assert torch.equal(first[1].weight, second[1].weight)
     assert np.random.get_state()[1].tolist() == before
+
+
+# ---- whole-number inputs, and clients with few examples --------------------------------------
+
+
+class Bag(nn.Module):
+    """The mean of the embeddings of words."""
+
+    def __init__(self, classes, words=50, **keys):
+        super().__init__()
+        self.words, self.out = nn.Embedding(words, 8, **keys), nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.out(self.words(x).mean(1))
+
+
+def federation(folder, sizes, x_of, **keys):
+    """A server and clients with files of their own; the configuration and the nodes."""
+    rng = np.random.default_rng(0)
+    for name, n in {"server": 60, **{f"client-{k}": n for k, n in enumerate(sizes)}}.items():
+        y = np.arange(n) % 2
+        np.savez(folder / f"{name}.npz", x=x_of(rng, y), y=y)
+    paths = {"data-dir": str(folder / "server.npz"), "output-dir": str(folder / "runs")}
+    flat = {"dataset": "own", "num-rounds": 3, "clients-per-round": 2, "learning-rate": 0.5}
+    flat |= {"model": "tests.networks:factory"} | paths
+    flat |= {key.replace("_", "-"): value for key, value in keys.items()}
+    nodes = [
+        {"data-path": str(folder / f"client-{k}.npz"), "client-id": f"c{k}"}
+        for k in range(len(sizes))
+    ]
+    return RunConfig.from_flat(flat), nodes
+
+
+def tokens(rng, y):
+    return rng.integers(0, 25, (len(y), 12)) + 25 * y[:, None]
+
+
+def vectors(rng, y):
+    return (rng.normal(size=(len(y), 4)) + y[:, None]).astype(np.float32)
+
+
+@pytest.mark.parametrize("keys", [{}, {"sparse": True}, {"padding_idx": 0}])
+def test_ids_are_embedded(keys, choose, tmp_path):
+    choose(lambda s, k: Bag(k, **keys))
+    config, nodes = federation(tmp_path, (20, 30, 40), tokens, num_rounds=8)
+    run_in_process(server_app, client_app, config.to_flat(), nodes)
+    record = history_of(directory_of(config))[-1]
+    saved = Bag(2, **keys)
+    saved.load_state_dict(load_file(directory_of(config) / "model.safetensors"))
+    splits = load_splits(config.data, config.seed)
+    assert splits.val.x.dtype == torch.int64
+    loss, accuracy = plain_loss(saved, splits.val)
+    assert record["val_loss"] == pytest.approx(loss, abs=1e-5)
+    assert record["val_accuracy"] == pytest.approx(accuracy)
+    assert accuracy > 0.9
+
+
+@pytest.mark.parametrize("name", ["auto", "mlp", "logistic"])
+def test_no_built_in_model_takes_ids(name, tmp_path):
+    config, nodes = federation(tmp_path, (20, 30), tokens, model=name)
+    with pytest.raises(ModelError, match="inputs are whole numbers, and the built-in models take"):
+        run_in_process(server_app, client_app, config.to_flat(), nodes)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ids_beyond_the_embedding_keep_that_client_out(choose, tmp_path, told):
+    choose(lambda s, k: Bag(k))
+    config, nodes = federation(tmp_path, (20, 30, 40), tokens)
+    np.savez(tmp_path / "client-1.npz", x=np.full((8, 12), 50), y=np.arange(8) % 2)
+    run_in_process(server_app, client_app, config.to_flat(), nodes)
+    (line,) = {line for line in told if "not used" in line}  # it is asked again later
+    assert "IndexError: index out of range" in line
+    asked = {client for record in history_of(directory_of(config)) for client in record["cohort"]}
+    assert asked == {"c0", "c2"}
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_clients_with_fewer_examples_than_a_batch(with_norm, choose, tmp_path, told):
+    """All train, but for one example where BatchNorm needs two."""
+
+    def network(shape, k):
+        norm = [nn.BatchNorm1d(12)] if with_norm else []
+        return nn.Sequential(nn.Linear(4, 12), *norm, nn.ReLU(), nn.Linear(12, k))
+
+    choose(network)
+    config, nodes = federation(tmp_path, (1, 2, 3, 7, 9), vectors, num_rounds=5)
+    run_in_process(server_app, client_app, config.to_flat(), nodes)
+    history = history_of(directory_of(config))
+    assert not any(record["failures"] for record in history)
+    asked = {client for record in history for client in record["cohort"]}
+    assert asked == {"c0", "c1", "c2", "c3", "c4"} - ({"c0"} if with_norm else set())
+    lines = {line for line in told if "not used" in line}  # it is asked again later
+    assert len(lines) == with_norm
+    assert all("one example may be too few for it (BatchNorm needs two)" in line for line in lines)
