@@ -20,7 +20,7 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text with `\x1b`, `\u202e`, … for what steers a terminal or turns the order of letters."""
+    r"""The text with `\x1b`, `\u202e`, … for what steers a terminal or turns letters around."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

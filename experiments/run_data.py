@@ -107,11 +107,20 @@ def read_run(path: Path) -> RunData:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run directory itself, or those in a folder of runs (one or two levels), oldest first."""
-    if (path / CONFIG).is_file():
-        return [path]
-    found = [p for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
-    return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime)]
+    """The run directory itself, or those in a folder of runs (one or two levels), oldest first.
+
+    Raises:
+        RunDataError: the system does not let it be looked into.
+    """
+    try:
+        if (path / CONFIG).is_file():
+            return [path]
+        found = [p for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
+        return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime)]
+    except OSError as error:
+        raise RunDataError(
+            f"{path}: cannot be read: {error.strerror}; give a run directory"
+        ) from error
 
 
 def is_held(path: Path) -> bool:
