@@ -213,7 +213,7 @@ def draw_values(runs: list[Run], output: Path) -> None:
                 shown = quality + jitter.uniform(-0.15, 0.15, len(quality)) * (key == "epochs")
                 ax.scatter(shown, run.value, s=6, alpha=0.6)
                 title = drawn(run.name)
-                if _varies(run, key):
+                if _varies(run, key) and _varies(run, "value"):  # else there is no ρ
                     title += f", ρ = {rank_correlation(quality, run.value):+.2f}"
                 ax.set(xlabel=name, ylabel="cumulative value", title=title)
                 ax.grid(alpha=0.3)

@@ -147,8 +147,8 @@ def table(curves: Curves, at: list[int]) -> Table:
 
 
 def drawn(text: str) -> str:
-    """A text as matplotlib draws it as it is: a $ would begin a formula."""
-    return printable(text).replace("$", r"\$")
+    """A text that matplotlib draws as it is: a $ would begin a formula, a _ hide it in a legend."""
+    return (" " * text.startswith("_") + printable(text)).replace("$", r"\$")
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

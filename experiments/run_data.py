@@ -136,12 +136,12 @@ def is_held(path: Path) -> bool:
 
 
 def _need_run(path: Path) -> None:
+    inside = len(find_runs(path))
     if (path / CONFIG).exists():
         return
     if not path.is_dir():
         what = "a file" if path.exists() else "no such folder"
         raise RunDataError(f"{path}: {what}; give a run directory")
-    inside = len(find_runs(path))
     hint = f"holds {inside} runs; give one of them" if inside else "give a run directory"
     raise RunDataError(f"{path}: no run here, it has no {CONFIG}; {hint}")
 
