@@ -32,7 +32,7 @@ from server_app.selection import (
 )
 from server_app.state import Cumulative, RoundRecord, ServerState
 from server_app.utility import ServerModel
-from server_app.valuation import UtilityError, Valuation, gtg_shapley
+from server_app.valuation import UtilityError, Valuation, auto_shapley
 
 #: Times that clients are asked in one round: the cohort, and others in place of who failed.
 MAX_ATTEMPTS = 3
@@ -314,14 +314,15 @@ class SelectiveFedAvg(Strategy):
 class GreedyFed(SelectiveFedAvg):
     """GreedyFed (paper, Alg. 1): every client once, then the M largest cumulative values.
 
-    Takes the arguments of `SelectiveFedAvg`; by default values are GTG-Shapley's (Alg. 2).
+    Takes the arguments of `SelectiveFedAvg`; by default values are exact for cohorts of at most 7
+    and kriging's for larger ones, as by name (`valuation = "auto"`). The paper's is `gtg_shapley`.
     """
 
     def __init__(
         self,
         *,
         policy: SelectionPolicy = RoundRobinFirst(Greedy()),  # noqa: B008  frozen
-        valuation: Valuation | None = gtg_shapley,
+        valuation: Valuation | None = auto_shapley,
         **parts: Any,
     ) -> None:
         super().__init__(policy=policy, valuation=valuation, **parts)
