@@ -48,7 +48,9 @@ def _in_order(curves: Curves) -> list[str]:
 
 
 def accuracies(folder: Path) -> Curves:
-    """Test accuracy in percent of all complete runs in a folder: algorithm -> (seeds, rounds).
+    """Test accuracy in percent of the runs in a folder: algorithm -> (seeds, rounds).
+
+    A run that lacks rounds, as it goes on or was stopped, is left out.
 
     Raises:
         GreedyfedError: no runs, one that cannot be read, or runs of one algorithm that differ in
@@ -64,7 +66,7 @@ def accuracies(folder: Path) -> Curves:
                 f"{run.path}: differs from other {name} runs in {folder} in more than its seed; "
                 "move it elsewhere"
             )
-        if run.state == "complete":
+        if len(run.rounds) == run.num_rounds:
             rows[name].append([100 * record["test_accuracy"] for record in run.rounds])
     if not rows:
         raise GreedyfedError(f"{folder}: holds no finished run; give an --output-dir of runs")
@@ -167,7 +169,7 @@ def draw(
     shortest = min(values.shape[1] for values in curves.values())
     if late := [t for t in at or [] if t > shortest]:
         raise GreedyfedError(
-            f"--at {late[0]}: the shortest of these runs has {shortest} rounds; give one of them"
+            f"--at {late[0]}: the shortest of these runs ends after round {shortest}; give that or one before"
         )
     plot({"": curves}, output)
     Console().print(table(curves, at or [shortest]))

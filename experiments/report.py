@@ -42,16 +42,19 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
         raise ReportError(
             f"{len(unique)} runs: more than {MANY_RUNS} in one report; name fewer of them"
         )
-    named, runs = {path.resolve() for path in paths}, list[RunData]()
+    named = {path.resolve() for path in paths}
+    runs, left_out = list[RunData](), list[str]()
     for path in unique:
         try:
             runs.append(read_run(path))
         except RunDataError as error:
             if path.resolve() in named:
                 raise
-            print(f"left out: {printable(str(error))}", file=sys.stderr)
+            left_out.append(str(error))
     if not runs:
-        raise ReportError("none of these runs can be read; give one that can")
+        raise ReportError("\n".join(left_out))
+    for why in left_out:
+        print(f"left out: {printable(why)}", file=sys.stderr)
     return runs
 
 
