@@ -3,6 +3,7 @@
 python -m experiments.plots runs/mnist -o accuracy.png --at 150 --at 400
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ def _in_order(curves: Curves) -> list[str]:
 def accuracies(folder: Path) -> Curves:
     """Test accuracy in percent of the runs in a folder: algorithm -> (seeds, rounds).
 
-    A run that lacks rounds, as it goes on or was stopped, is left out.
+    A run that lacks rounds, as it goes on or was stopped, is left out with a line on stderr.
 
     Raises:
         GreedyfedError: no runs, one that cannot be read, or runs of one algorithm that differ in
@@ -68,6 +69,9 @@ def accuracies(folder: Path) -> Curves:
             )
         if len(run.rounds) == run.num_rounds:
             rows[name].append([100 * record["test_accuracy"] for record in run.rounds])
+        else:
+            short = f"{run.path}: has {len(run.rounds)} of {run.num_rounds} rounds"
+            print(f"left out: {printable(short)}", file=sys.stderr)
     if not rows:
         raise GreedyfedError(f"{folder}: holds no finished run; give an --output-dir of runs")
     return {name: np.array(values) for name, values in rows.items()}
@@ -169,7 +173,8 @@ def draw(
     shortest = min(values.shape[1] for values in curves.values())
     if late := [t for t in at or [] if t > shortest]:
         raise GreedyfedError(
-            f"--at {late[0]}: the shortest of these runs ends after round {shortest}; give that or one before"
+            f"--at {late[0]}: the shortest of these runs ends after round {shortest}; give that or "
+            "one before"
         )
     plot({"": curves}, output)
     Console().print(table(curves, at or [shortest]))

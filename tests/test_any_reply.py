@@ -7,20 +7,10 @@ from functools import partial
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
-import greedyfed
 from common.config import RunConfig
 from common.errors import RunFailedError
-from experiments.ledger import ledger_of
-from experiments.ledger_formats import FORMATS
-from experiments.report import data_text
-from experiments.run_data import read_run
-from experiments.status import status
-from experiments.summary import summary_table
-from experiments.terminal import view
-from experiments.watch import follow
-from tests.any_client import run_with
+from tests.any_client import read_by_all, run_with
 from tests.federation import directory_of
 
 integers = st.sampled_from([0, 1, -1, 45, 2**53, 2**53 + 1]) | st.integers(-(2**63), 2**63 - 1)
@@ -76,19 +66,6 @@ def changed(honest, changes):
             honest[name].update(change)
         else:
             honest[name] = change
-
-
-def read_by_all(path):
-    """What every reader says of a run, as text."""
-    run = read_run(path)
-    console = Console(width=200)
-    with console.capture() as shown:
-        console.print(status(path), status(path.parent), view(follow(path)), summary_table(path))
-    frames = greedyfed.load_run(path)
-    assert list(frames.clients.index) == [a.client for a in ledger_of(run).clients]
-    data_text([run])
-    told = [write(ledger_of(run)) for write in FORMATS.values()]
-    return [shown.get(), *told]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

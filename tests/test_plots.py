@@ -149,13 +149,14 @@ def test_folders_without_runs(tmp_path):
             assert "\n" not in str(result.exception)
 
 
-def test_a_run_that_has_not_ended_is_in_no_picture(folder, tmp_path):
+def test_a_run_that_has_not_ended_is_in_no_picture(folder, tmp_path, capsys):
     path = one_of(folder)
     lines = history_text(path).splitlines(keepends=True)
     (path / "history.jsonl").write_text("".join(lines[:3]))
     for name in ("summary.json", "state.safetensors"):
         (path / name).unlink()
     assert set(accuracies(folder)) == {"greedyfed"}
+    assert capsys.readouterr().err == f"left out: {path}: has 3 of 4 rounds\n"
     result = CliRunner().invoke(figures, ["selection", str(path), "-o", str(tmp_path / "a.png")])
     assert f"{path}: is not complete, but stopped; finish the run" in str(result.exception)
 
