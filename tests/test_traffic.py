@@ -62,7 +62,7 @@ def weight(message):
             elif isinstance(value, str):
                 total += len(value.encode())
             elif isinstance(value, list):
-                total += 8 * len(value)  # shapes and histograms
+                total += sum(len(v.encode()) if isinstance(v, str) else 8 for v in value)
             else:
                 total += 8
     return total
