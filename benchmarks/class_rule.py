@@ -89,7 +89,7 @@ def accuracies(variant: str, config: RunConfig) -> list[float]:
     """Test accuracies of the last rounds, in %."""
     policy = VARIANTS[variant]
     # By the module: a table that this function names would be sent to the process as a copy.
-    algorithms.ALGORITHMS[NAME] = algorithms.Algorithm(lambda c: policy, "gtg")
+    algorithms.ALGORITHMS[NAME] = algorithms.Algorithm(lambda c: policy, valued=True)
     logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory() as folder:
         mine = config.with_values(output_dir=folder)

@@ -75,7 +75,7 @@ def bare_loop(config: RunConfig) -> float:
         values, given = None, Updates(params, stacked, weights, val_loss)
         everyone = np.ones((1, len(cohort)), dtype=bool)
         params = weighted_average(everyone, stacked, weights)[0]
-        if row.valuation == "none":
+        if not row.valued:
             val_loss = server.val_loss(params)
         else:
             utility, values = ours(server, given, rng_for(seed, Stream.VALUE, t))

@@ -53,7 +53,7 @@ COHORTS, FEW = (3, 5, 10, 20), 200
 MIN_TO_BATCH, MIN_SHARE, MIN_TO_LOOP = 6.0, 0.4, 3.0
 MAX_DISTANCE, MIN_FEWER, MAX_TO_TRAINING, MAX_GIB = 1e-3, 3.0, 3.0, 1.5
 MAX_TO_SCALAR = 1.1
-AUTO = valuation_from(ValuationConfig(), "gtg") or gtg_shapley
+AUTO = valuation_from(ValuationConfig(), True) or gtg_shapley
 RELEASED: Valuation = partial(gtg_shapley, stop="released")
 ESTIMATORS = {"gtg, released stop": RELEASED, "gtg": gtg_shapley, "auto": AUTO}
 EXACT = {"exact": exact_shapley}  # where a cohort has at most 10

@@ -16,4 +16,11 @@ class RunFailedError(GreedyfedError):
 
 def one_line(error: BaseException) -> str:
     """What an error of other code says, which may be several lines, or nothing but its name."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    r"""The text with `\x1b`, `\u202e`, … for what steers a terminal or turns letters around."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

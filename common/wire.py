@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, one_line, printable
 from common.params import Vector
 from common.traits import Traits
 
@@ -21,6 +21,9 @@ R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
 MAX_CLIENT_ID = 100
 INPUTS = "numbers", "pixels", "whole"
+#: Of what a client may say: whole numbers that float64 holds exactly, the epochs of a round, and
+#: figures whose squares and sums stay finite.
+MAX_COUNT, MAX_EPOCHS, MAX_FIGURE = 2**53, 10**6, 1e100
 NO_ANSWER = "no answer before the deadline"
 
 
@@ -83,27 +86,42 @@ def encode_info(info: ClientInfo) -> RecordDict:
     return RecordDict({CLIENT: ConfigRecord(record)})  # type: ignore[arg-type]
 
 
-def decode_info(content: RecordDict) -> ClientInfo:
-    """Raises BadReplyError."""
+def decode_info(content: RecordDict, num_classes: int) -> ClientInfo:
+    """Who a client of a task with so many classes is.
+
+    Raises:
+        BadReplyError: a field that is missing, of another type, or out of its range.
+    """
     record = _record(content, CLIENT, ConfigRecord)
     if record is None:
         raise BadReplyError("does not say who it is")
-    client_id, count = record.get("client-id"), record.get("num-examples")
+    client_id, epochs = record.get("client-id"), record.get("local-epochs")
+    histogram, sigma = record.get("label-histogram"), record.get("noise-sigma")
     if not (isinstance(client_id, str) and client_id.isprintable()):
-        raise BadReplyError(f"client-id {client_id!r:.50} is not a printable text")
+        raise BadReplyError(f"client-id {_cut(client_id)} is not a printable text")
     if not 0 < len(client_id) <= MAX_CLIENT_ID:
         raise BadReplyError(f"client-id has {len(client_id)} characters, not 1 to {MAX_CLIENT_ID}")
-    histogram, epochs = record.get("label-histogram"), record.get("local-epochs")
-    sigma = record.get("noise-sigma")
+    count = _whole(record.get("num-examples"), "num-examples")
     return ClientInfo(
         client_id,
-        _positive(count, "num-examples"),
-        tuple(int(n) for n in histogram if isinstance(n, int))
-        if isinstance(histogram, list)
-        else None,
-        epochs if isinstance(epochs, int) else None,
-        float(sigma) if isinstance(sigma, float | int) else None,
+        count,
+        None if histogram is None else _histogram(histogram, count, num_classes),
+        None if epochs is None else _whole(epochs, "local-epochs", most=MAX_EPOCHS),
+        None if sigma is None else _figure(sigma, "noise-sigma", least=0.0),
     )
+
+
+def _histogram(labels: object, count: int, num_classes: int) -> tuple[int, ...]:
+    """Of each class how many of a client's `count` examples it has."""
+    name = "label-histogram"
+    if not isinstance(labels, list):
+        raise BadReplyError(f"{name} is {_cut(labels)}, not a list")
+    if len(labels) > num_classes:
+        raise BadReplyError(f"{name} has {len(labels)} classes, the task has {num_classes}")
+    counts = tuple(_whole(n, f"{name}[{k}]", least=0) for k, n in enumerate(labels))
+    if sum(counts) != count:
+        raise BadReplyError(f"{name} has {sum(counts)} examples, num-examples is {count}")
+    return counts
 
 
 def encode_task(task: Task) -> RecordDict:
@@ -132,12 +150,12 @@ def decode_task(content: RecordDict) -> Task:
         raise BadReplyError(f"has no {TASK!r} record")
     shape, inputs = record.get("input-shape"), record.get("inputs")
     if not isinstance(shape, list):
-        raise BadReplyError(f"input-shape is {shape!r:.50}, not a list")
+        raise BadReplyError(f"input-shape is {_cut(shape)}, not a list")
     if not isinstance(inputs, str) or inputs not in INPUTS:
-        raise BadReplyError(f"inputs is {inputs!r:.50}, none of {', '.join(INPUTS)}")
+        raise BadReplyError(f"inputs is {_cut(inputs)}, none of {', '.join(INPUTS)}")
     return Task(
-        tuple(_positive(n, "input-shape") for n in shape),
-        _positive(record.get("num-classes"), "num-classes"),
+        tuple(_whole(n, "input-shape") for n in shape),
+        _whole(record.get("num-classes"), "num-classes"),
         inputs,
         _names(record.get("features"), "features"),
         _names(record.get("classes"), "classes"),
@@ -174,7 +192,7 @@ def params_record(params: Vector) -> ArrayRecord:
 def decode_round(content: RecordDict) -> int:
     """The round of a request to train."""
     record = _record(content, ROUND, ConfigRecord)
-    return _positive(record and record["server-round"], "server-round")
+    return _whole(record and record["server-round"], "server-round")
 
 
 def params_bytes(content: RecordDict) -> bytes:
@@ -196,10 +214,11 @@ def decode_params(sent: bytes, size: int) -> Vector:
         if np.lib.format.read_magic(stream) != (1, 0):
             raise ValueError("not version 1.0")
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except ValueError as error:
-        raise BadReplyError(f"{PARAMS!r} is not a .npy array: {error!s:.100}") from error
+    except Exception as error:  # of a tokenizer and a parser: TokenError, TypeError, …
+        raise BadReplyError(f"{PARAMS!r} is not a .npy array: {one_line(error):.100}") from error
     if shape != (size,) or dtype != np.float32:
-        raise BadReplyError(f"parameters are {dtype} {shape}, the model has float32 ({size},)")
+        told = printable(f"{dtype} {shape}")
+        raise BadReplyError(f"parameters are {told:.100}, the model has float32 ({size},)")
     if len(sent) - stream.tell() != 4 * size:
         raise BadReplyError(f"parameters have {len(sent) - stream.tell()} bytes, not {4 * size}")
     return np.frombuffer(sent, np.float32, offset=stream.tell()).copy()
@@ -217,12 +236,12 @@ def decode_update(
 
     Raises:
         BadReplyError: missing records, wrong shape or dtype, NaN or Inf, a number of examples below
-            1 or above `max_examples` (0: no limit).
+            1 or above `max_examples` (0: no limit), or a noise that is none.
     """
     result = _record(content, RESULT, MetricRecord)
     if result is None:
         raise BadReplyError(f"has no {RESULT!r} record")
-    count = _positive(result.get("num-examples"), "num-examples")
+    count = _whole(result.get("num-examples"), "num-examples")
     if max_examples and count > max_examples:
         raise BadReplyError(f"claims {count} examples, more than max-examples = {max_examples}")
     params = decode_params(params_bytes(content), size)
@@ -230,10 +249,9 @@ def decode_update(
         raise BadReplyError(
             f"{int((~np.isfinite(params)).sum())} of {size} parameters are NaN or Inf"
         )
-    sigma = result.get("noise-sigma")
-    if not isinstance(sigma, float | int) or not 0 <= sigma < float("inf"):
-        sigma = 0.0  # nobody may count on noise that is not named
-    return ClientUpdate(client_id, params, count, float(sigma))
+    # Nobody may count on noise that is not named.
+    sigma = _figure(result.get("noise-sigma", 0.0), "noise-sigma", least=0.0)
+    return ClientUpdate(client_id, params, count, sigma)
 
 
 def encode_loss(loss: float) -> RecordDict:
@@ -242,12 +260,9 @@ def encode_loss(loss: float) -> RecordDict:
 
 
 def decode_loss(content: RecordDict) -> float:
-    """Raises BadReplyError for anything but a finite loss."""
+    """Raises BadReplyError for anything but a loss within ±MAX_FIGURE."""
     result = _record(content, RESULT, MetricRecord)
-    loss = result.get("loss") if result is not None else None
-    if not isinstance(loss, float | int) or not abs(loss) < float("inf"):
-        raise BadReplyError(f"loss is {loss!r:.50}, not a finite number")
-    return float(loss)
+    return _figure(None if result is None else result.get("loss"), "loss", least=-MAX_FIGURE)
 
 
 def replies_by_request(
@@ -268,7 +283,7 @@ def content_of(reply: Message | None) -> RecordDict:
     if reply is None:
         raise BadReplyError(NO_ANSWER)
     if reply.has_error():
-        reason = " ".join((reply.error.reason or "no reason given").split())
+        reason = printable(" ".join((reply.error.reason or "").split())) or "no reason given"
         raise BadReplyError(f"{reason:.300} (error code {reply.error.code})")
     return reply.content
 
@@ -281,16 +296,33 @@ def _record(content: RecordDict, name: str, kind: type[R]) -> R | None:
 
 def _names(value: object, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise BadReplyError(f"{name} is {value!r:.50}, not a list of names")
+        raise BadReplyError(f"{name} is {_cut(value)}, not a list of names")
     return tuple(value)
 
 
-def _positive(value: object, name: str) -> int:
+def _whole(value: object, name: str, least: int = 1, most: int = MAX_COUNT) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadReplyError(f"{name} is {value!r:.50}, not a whole number")
-    if value < 1:
-        raise BadReplyError(f"{name} is {value}, not 1 or more")
+        raise BadReplyError(f"{name} is {_cut(value)}, not a whole number")
+    if value < least:
+        raise BadReplyError(f"{name} is {_cut(value)}, not {least} or more")
+    if value > most:
+        raise BadReplyError(f"{name} is {_cut(value)}, more than {most}")
     return value
+
+
+def _figure(value: object, name: str, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        raise BadReplyError(f"{name} is {_cut(value)}, not a number")
+    if not least <= value <= MAX_FIGURE:
+        raise BadReplyError(f"{name} is {_cut(value)}, not {least:g} to {MAX_FIGURE:g}")
+    return float(value)
+
+
+def _cut(value: object) -> str:
+    """A value as an error shows it: short, on one line."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.50}"
 
 
 @lru_cache(maxsize=4)

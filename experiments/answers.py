@@ -137,7 +137,7 @@ def _cost(run: RunData) -> list[str]:
 
 def figures_of(run: RunData, ledger: Ledger) -> list[dict[str, str]]:
     """The run's key figures: a label, a value, and a remark."""
-    each = f"{run.config.get('clients-per-round')} a round"
+    each = f"{run.config.get('clients-per-round', '?')} a round"
     if run.config.get("algorithm") == "centralised":
         each = "their examples trained on as one"
     figures = [

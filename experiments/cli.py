@@ -16,10 +16,11 @@ import typer
 from rich.console import Console
 
 from common.config import ConfigError, RunConfig, Scalar
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, printable
 from experiments.own import data
 from experiments.paper import paper
 from experiments.progress import RoundProgress
+from experiments.screen import plain
 from experiments.settings import check_data, read_settings, simulated
 from experiments.sweep import sweep
 from experiments.views import ledger, report, watch
@@ -94,7 +95,7 @@ def run(
                 _train_here(settings, progress)
         except Stopped as stop:
             message = f"stopped; {directory} keeps the rounds so far: go on with --resume"
-            console.print(message, soft_wrap=True)
+            console.print(plain(message), soft_wrap=True)
             raise typer.Exit(128 + stop.signal) from None
     from experiments.summary import summary_table
 
@@ -283,11 +284,12 @@ def main(commands: typer.Typer = app) -> None:
         sys.stdout.flush()
         sys.exit(code)
     except click.UsageError as error:  # an unknown option, a missing argument
-        print(f"greedyfed: {error.format_message().rstrip('.')}; see --help", file=sys.stderr)
+        told = printable(" ".join(error.format_message().split())).rstrip(".")
+        print(f"greedyfed: {told}; see --help", file=sys.stderr)
         sys.exit(error.exit_code)
     except GreedyfedError as error:
         for line in str(error).splitlines():
-            print(f"greedyfed: {line}", file=sys.stderr)
+            print(f"greedyfed: {printable(line)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except Stopped as stop:
         sys.exit(128 + stop.signal)

@@ -5,12 +5,11 @@ python -m experiments.figures values RUN… -o values.png     # value against no
 python -m experiments.figures classes RUN…                  # what is selected and learned by class
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -23,8 +22,10 @@ from common.datasets import load_splits
 from common.errors import GreedyfedError, one_line
 from common.evaluation import evaluate
 from common.models import build_model
-from experiments.plots import NAMES, pictures
-from server_app.run_directory import CONFIG, MODEL, SUMMARY, read_history
+from experiments.ledger_formats import cell
+from experiments.plots import drawn, name_of, pictures
+from experiments.run_data import RunData, read_run
+from server_app.run_directory import MODEL
 
 Floats = NDArray[np.float64]
 #: In what simulated clients differ: its name in a picture, and the attribute of Run.
@@ -43,27 +44,22 @@ class Run:
     path: Path
 
     @cached_property
-    def _files(self) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-        try:
-            config = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))["config"]
-            clients = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))["clients"]
-            return config, clients, read_history(self.path)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise GreedyfedError(
-                f"{self.path}: no complete run: {one_line(error)}; give run directories"
-            ) from error
+    def _data(self) -> RunData:
+        data = read_run(self.path)
+        if data.state != "complete":
+            raise GreedyfedError(f"{self.path}: is not complete, but {data.state}; finish the run")
+        return data
 
     @property
     def name(self) -> str:
-        config = self._files[0]
-        return f"{NAMES[config['algorithm']]}, seed {config['seed']}"
+        config = self._data.config
+        return f"{name_of(str(config['algorithm']))}, seed {config['seed']}"
 
     @cached_property
     def selected(self) -> NDArray[np.bool_]:
-        _, clients, history = self._files
-        index = {c["client_id"]: k for k, c in enumerate(clients)}
-        selected = np.zeros((len(history), len(clients)), dtype=bool)
-        for t, record in enumerate(history):
+        rounds, index = self._data.rounds, {c: k for k, c in enumerate(self._data.clients)}
+        selected = np.zeros((len(rounds), len(index)), dtype=bool)
+        for t, record in enumerate(rounds):
             selected[t, [index[c] for c in record["cohort"]]] = True
         return selected
 
@@ -71,6 +67,8 @@ class Run:
     def labels(self) -> Floats:
         """Share of each class at each client (N, classes)."""
         counts = self._of("label_histogram")
+        if counts.ndim != 2 or not counts.sum(axis=1).all():
+            raise GreedyfedError(f"{self.path}: has clients without labels; give simulated runs")
         shares: Floats = counts / counts.sum(axis=1, keepdims=True)
         return shares
 
@@ -91,18 +89,20 @@ class Run:
         return np.asarray(self.labels.max(axis=1), dtype=np.float64)
 
     def _of(self, key: str) -> Floats:
-        clients = self._files[1]
+        clients = self._data.clients.values()
         if any(c.get(key) is None for c in clients):
             raise GreedyfedError(f"{self.path}: knows no {key} of its clients; give simulated runs")
+        if len({np.size(c[key]) for c in clients}) > 1:
+            raise GreedyfedError(f"{self.path}: its clients' {key} differ in length; give others")
         return np.array([c[key] for c in clients], dtype=np.float64)
 
     @property
     def last_accuracy(self) -> float:
-        return float(100 * self._files[2][-1]["test_accuracy"])
+        return float(100 * self._data.rounds[-1]["test_accuracy"])
 
     def class_accuracy(self) -> list[float]:
         """Of the last model, in % of the test examples of each class."""
-        config = RunConfig.from_flat(self._files[0])
+        config = RunConfig.from_flat(self._data.config)
         splits = load_splits(config.data, config.seed)
         classes = splits.num_classes
         model = build_model(config.training.model, splits.input_shape, classes, config.seed)
@@ -170,7 +170,7 @@ def by_class(runs: Iterable[Run]) -> str:
         for name, row in (("selected, %", shares), ("accuracy, %", accuracies)):
             total = "" if row is shares else f"{run.last_accuracy:.1f}"
             texts = *(f"{x:.0f}" for x in row), total
-            lines.append(f"| {run.name} | {name} | {' | '.join(texts)} |")
+            lines.append(f"| {cell(run.name)} | {name} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -195,7 +195,9 @@ def draw_selection(runs: list[Run], output: Path) -> None:
             image = ax.imshow(
                 counts, aspect="auto", extent=edges, cmap="magma_r", vmax=1, interpolation="nearest"
             )
-            ax.set(xlabel="communication round", ylabel="client, by final value", title=run.name)
+            ax.set(
+                xlabel="communication round", ylabel="client, by final value", title=drawn(run.name)
+            )
             ax.figure.colorbar(image, label="share of rounds in which it trained")
 
 
@@ -210,8 +212,8 @@ def draw_values(runs: list[Run], output: Path) -> None:
                 quality, jitter = getattr(run, key), np.random.default_rng(0)
                 shown = quality + jitter.uniform(-0.15, 0.15, len(quality)) * (key == "epochs")
                 ax.scatter(shown, run.value, s=6, alpha=0.6)
-                title = run.name
-                if _varies(run, key):
+                title = drawn(run.name)
+                if _varies(run, key) and _varies(run, "value"):  # else there is no ρ
                     title += f", ρ = {rank_correlation(quality, run.value):+.2f}"
                 ax.set(xlabel=name, ylabel="cumulative value", title=title)
                 ax.grid(alpha=0.3)

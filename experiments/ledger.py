@@ -260,10 +260,10 @@ def _epsilons(run: RunData) -> dict[str, float]:
     told = {c: about["epsilon"] for c, about in run.clients.items() if "epsilon" in about}
     if told:  # JSON has no infinity
         return {c: inf if epsilon is None else epsilon for c, epsilon in told.items()}
-    delta = float(run.config.get("privacy-delta", 0.0))
-    if run.summary is not None or not delta or not find_spec("opacus"):
+    delta, clip_norm = (float(run.config.get(k, 0.0)) for k in ("privacy-delta", "clip-norm"))
+    if run.summary is not None or not (delta and clip_norm and find_spec("opacus")):
         return {}
-    clip_norm, released = float(run.config["clip-norm"]), releases(run.events, run.rounds)
+    released = releases(run.events, run.rounds)
     return {c: spent_epsilon(released.get(c, {}), clip_norm, delta) for c in run.clients}
 
 
@@ -272,7 +272,7 @@ def _class_sums(records: Sequence[Record]) -> dict[str, list[float]]:
     for record in records:
         for client, by_class in record.get("class_shapley", {}).items():
             parts.setdefault(client, []).append(by_class)
-    return {c: [fsum(column) for column in zip(*rows, strict=False)] for c, rows in parts.items()}
+    return {c: [fsum(column) for column in zip(*rows, strict=True)] for c, rows in parts.items()}
 
 
 def _with_credit(accounts: list[Account]) -> list[Account]:

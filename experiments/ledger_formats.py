@@ -8,6 +8,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from common.errors import printable
 from experiments.ledger import CLASS_SUMS, COLUMNS, Ledger
 
 #: Residuals below this, in nats, are those of floating-point sums.
@@ -19,15 +20,15 @@ WORST = 5
 def as_csv(ledger: Ledger) -> str:
     """A line a client, numbers with all their digits.
 
-    A client's id that a spreadsheet would take for a formula (it begins with = + - @ or a tab)
-    gets an apostrophe before it, as spreadsheets themselves write such text.
+    A client's id that a spreadsheet would take for a formula (it begins with = + - or @) gets an
+    apostrophe before it, as spreadsheets themselves write such text.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for account in ledger.clients:
         row = asdict(account)
-        row["client"] = re.sub(r"^(?=[=+\-@\t\r])", "'", account.client)
+        row["client"] = re.sub(r"^(?=\s*[=+\-@＝＋－＠])", "'", printable(account.client))
         writer.writerow(row)
     return text.getvalue()
 
@@ -52,18 +53,17 @@ def finite(value: Any) -> Any:
 def as_markdown(ledger: Ledger) -> str:
     """The ledger to read: what was gained, each client's share, and where shares do not add up."""
     names = [c for c in COLUMNS if any(getattr(a, c) is not None for a in ledger.clients)]
-    lines = [f"# Contributions to {ledger.run}", "", *sentences(ledger), ""]
+    lines = [f"# Contributions to {cell(ledger.run)}", "", *sentences(ledger), ""]
     lines += [f"| {' | '.join(names)} |", "|---" + "|---:" * (len(names) - 1) + "|"]
     for account in ledger.clients:
-        lines.append(f"| {' | '.join(_cell(getattr(account, name)) for name in names)} |")
+        lines.append(f"| {' | '.join(cell(getattr(account, name)) for name in names)} |")
     worst = [g for g in ledger.rounds if abs(g.residual or 0.0) > ROUNDING]
     worst = sorted(worst, key=lambda g: -abs(g.residual or 0.0))[:WORST]
     if worst:
         lines += ["", f"The {len(worst)} rounds whose values are furthest from their gain:", ""]
         lines += ["| round | gain | sum of values | residual |", "|---:|---:|---:|---:|"]
         lines += [
-            f"| {g.round} | {_cell(g.gain)} | {_cell(g.shared)} | {_cell(g.residual)} |"
-            for g in worst
+            f"| {g.round} | {cell(g.gain)} | {cell(g.shared)} | {cell(g.residual)} |" for g in worst
         ]
     lines += ["", *(f"- {name}: {COLUMNS[name]}" for name in names)]
     return "\n".join(lines) + "\n"
@@ -81,12 +81,13 @@ def sentences(ledger: Ledger) -> list[str]:
     return told + ledger.notes
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value as Markdown shows it as it is, in a table or elsewhere."""
     if value is None:
         return "–"
     if isinstance(value, float):
         return f"{value:.5g}".replace("inf", "∞")
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", str(value))
+    return re.sub(r"([\\`*_~$&\[\]<>|])", r"\\\1", printable(str(value)))
 
 
 FORMATS = {"csv": as_csv, "json": as_json, "md": as_markdown}

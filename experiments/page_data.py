@@ -10,7 +10,7 @@ from typing import Any
 from common.config import RunConfig
 from experiments.answers import answers_of, figures_of
 from experiments.ledger import COLUMNS, Ledger, answers, counted, ledger_of
-from experiments.plots import NAMES
+from experiments.plots import name_of
 from experiments.run_data import Record, RunData
 from experiments.summary import epsilon_text
 
@@ -43,7 +43,7 @@ def _groups(runs: Sequence[RunData]) -> tuple[list[str], list[Page]]:
     for index, keys in enumerate(settings):
         differing = {k: keys.get(k) for k in varying}
         name = differing.pop("algorithm", None) or (not differing and keys["algorithm"])
-        parts = [NAMES.get(str(name), str(name))] if name else []
+        parts = [name_of(str(name))] if name else []
         parts += [f"{key} = {value}" for key, value in differing.items()]
         members.setdefault(", ".join(parts), []).append(index)
     labels = [""] * len(runs)
@@ -156,9 +156,10 @@ def _values(run: RunData, index: dict[str, int]) -> list[list[list[float | None]
             values[client].append(value)
             squares[client].append(error**2)
             of_sum = sqrt(fsum(squares[client]))
+            of_cumulative: float | None = None  # of a rule that this version does not know
             if kind == "mean":
                 of_cumulative = of_sum / len(values[client])
-            else:
+            elif kind.startswith("exponential"):
                 first = 0.0 if kind == "exponential-from-zero" else error**2
                 old = averaged.get(client)
                 new = alpha**2 * (first if old is None else old) + ((1 - alpha) * error) ** 2

@@ -1,18 +1,18 @@
 """What `greedyfed paper --out FILE` writes, from run directories alone; the suffix says what."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
+from math import fsum
 from pathlib import Path
 
 import numpy as np
 
-from common.config import RunConfig
 from common.errors import GreedyfedError
 from experiments.cells import Cell, key_of
 from experiments.figures import PICKS_MEANING, picks
 from experiments.paper import TUNING_ROUNDS, Plan
-from experiments.parallel import directory, is_complete
+from experiments.parallel import complete_history, directory, is_complete
 from experiments.plots import Curves, plot
+from experiments.run_data import read_run
 from experiments.tables import (
     PaperTable,
     accuracies,
@@ -21,7 +21,6 @@ from experiments.tables import (
     markdown,
     tables_of,
 )
-from server_app.run_directory import CONFIG, SUMMARY
 
 _TEXTS: dict[str, Callable[[list[PaperTable]], str]] = {".csv": comma_separated, ".tex": latex}
 _PICTURES = (".png", ".svg")
@@ -82,10 +81,11 @@ def _section(plan: Plan, cells: list[Cell], seeds: int) -> str:
     """Tables, chosen hyper-parameters and cost of a data set."""
     runs = plan.runs(cells, seeds)
     done = [run for run in runs if is_complete(run)]
-    hours = sum(_summary(run)["seconds"] for run in done) / 3600
+    seconds = (fsum(r["seconds"].values()) for run in done for r in complete_history(run))
+    hours = fsum(seconds) / 3600
     versions = dict[str, int]()
     for run in done:
-        about = json.loads((directory(run) / CONFIG).read_text(encoding="utf-8"))["versions"]
+        about = read_run(directory(run)).versions
         text = ", ".join(f"{k} {about.get(k, '?')}" for k in ("flwr", "torch", "numpy"))
         versions[text] = versions.get(text, 0) + 1
     cost = f"{len(done)} runs, {hours:.2f} hours of one core in all. Computed with " + "; ".join(
@@ -135,11 +135,6 @@ def _choices(plan: Plan, cells: list[Cell]) -> Iterable[str]:
 
 def _matters(key: str, keys: dict[str, bool | int | float | str]) -> bool:
     return key != "cumulative-alpha" or keys["cumulative"] != "mean"
-
-
-def _summary(run: RunConfig) -> dict[str, float]:
-    summary: dict[str, float] = json.loads((directory(run) / SUMMARY).read_text(encoding="utf-8"))
-    return summary
 
 
 def _panels(plan: Plan, cells: list[Cell], seeds: int) -> dict[str, Curves]:

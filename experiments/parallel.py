@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from common.config import RunConfig, Scalar
 from common.errors import GreedyfedError, one_line
+from experiments.screen import plain
 
 #: A run that fails may have met a full disk or lost its process: it is tried once more.
 TRIES = 2
@@ -112,20 +113,10 @@ def is_complete(config: RunConfig) -> bool:
 
 
 def complete_history(config: RunConfig) -> list[dict[str, Any]]:
-    """The records of a complete run, one a round.
+    """The records of a complete run, one a round; raises RunDataError where it is not all there."""
+    from experiments.run_data import read_run
 
-    Raises:
-        GreedyfedError: it is not all there.
-    """
-    from server_app.run_directory import HISTORY, read_history
-
-    path, records = directory(config), read_history(directory(config))
-    if [record.get("round") for record in records] != list(range(1, config.num_rounds + 1)):
-        raise GreedyfedError(
-            f"{path / HISTORY}: has {len(records)} of {config.num_rounds} rounds, though the run "
-            "ended; restore the file, or delete the folder to run it again"
-        )
-    return records
+    return list(read_run(directory(config)).rounds)
 
 
 def _tell_other_versions(runs: list[RunConfig], console: Console) -> None:
@@ -138,10 +129,11 @@ def _tell_other_versions(runs: list[RunConfig], console: Console) -> None:
         if (theirs := recorded_versions(directory(run) / CONFIG).get("greedyfed", mine)) != mine:
             others[theirs] += 1
     for theirs, count in others.items():
-        console.print(
+        told = (
             f"{count} of {len(runs)} complete runs are by greedyfed {theirs}, this is {mine}: "
             "numbers may differ; give another output-dir, or delete them to make them again"
         )
+        console.print(plain(told))
 
 
 def run_all(runs: list[RunConfig], workers: Workers, console: Console) -> Outcome:

@@ -3,7 +3,7 @@
 python -m experiments.plots runs/mnist -o accuracy.png --at 150 --at 400
 """
 
-import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from common.errors import GreedyfedError, one_line
-from server_app.run_directory import CONFIG, read_history
+from common.config import Scalar
+from common.errors import GreedyfedError, printable
+from experiments.run_data import find_runs, read_run
+from experiments.screen import plain
 
 #: Algorithms in the order of their legend.
 NAMES = {
@@ -35,31 +37,41 @@ Curves = dict[str, NDArray[np.float64]]
 COLUMNS = 3
 
 
+def name_of(algorithm: str) -> str:
+    """As it is called in the field; one that this version does not know is called as it is."""
+    return NAMES.get(algorithm, algorithm)
+
+
+def _in_order(curves: Curves) -> list[str]:
+    """Its algorithms in the order of `NAMES`, then others."""
+    known = list(NAMES)
+    return sorted(curves, key=lambda a: (known.index(a) if a in NAMES else len(known), a))
+
+
 def accuracies(folder: Path) -> Curves:
-    """Test accuracy in percent of all runs in a folder: algorithm -> (seeds, rounds).
+    """Test accuracy in percent of the runs in a folder: algorithm -> (seeds, rounds).
+
+    A run that lacks rounds, as it goes on or was stopped, is left out with a line on stderr.
 
     Raises:
-        GreedyfedError: no runs, or runs of one algorithm that differ in more than the seed.
+        GreedyfedError: no runs, one that cannot be read, or runs of one algorithm that differ in
+            more than the seed.
     """
     rows: dict[str, list[list[float]]] = defaultdict(list)
-    settings: dict[str, dict[str, object]] = {}
-    for path in sorted(folder.glob(f"*/{CONFIG}")):
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))["config"]
-            history = [100 * record["test_accuracy"] for record in read_history(path.parent)]
-            name, num_rounds = config["algorithm"], config["num-rounds"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise GreedyfedError(
-                f"{path.parent}: cannot be read: {one_line(error)}; move it elsewhere"
-            ) from error
-        same = {k: v for k, v in config.items() if k not in ("seed", "output-dir", "resume")}
+    settings: dict[str, dict[str, Scalar]] = {}
+    for run in map(read_run, sorted(find_runs(folder))):
+        name = str(run.config["algorithm"])
+        same = {k: v for k, v in run.config.items() if k not in ("seed", "output-dir", "resume")}
         if settings.setdefault(name, same) != same:
             raise GreedyfedError(
-                f"{path.parent}: differs from other {name} runs in {folder} in more than its seed; "
+                f"{run.path}: differs from other {name} runs in {folder} in more than its seed; "
                 "move it elsewhere"
             )
-        if len(history) == num_rounds:
-            rows[name].append(history)
+        if len(run.rounds) == run.num_rounds:
+            rows[name].append([100 * record["test_accuracy"] for record in run.rounds])
+        else:
+            short = f"{run.path}: has {len(run.rounds)} of {run.num_rounds} rounds"
+            print(f"left out: {printable(short)}", file=sys.stderr)
     if not rows:
         raise GreedyfedError(f"{folder}: holds no finished run; give an --output-dir of runs")
     return {name: np.array(values) for name, values in rows.items()}
@@ -113,11 +125,13 @@ def plot(panels: Mapping[str, Curves], output: Path) -> None:
         for ax in axes.flat[len(panels) :]:
             ax.set_axis_off()
         for ax, (title, curves) in zip(axes.flat, panels.items(), strict=False):
-            for name in sorted(curves, key=list(NAMES).index):
-                values = curves[name]
+            others = (a for a in _in_order(curves) if a not in NAMES)
+            colors = {name: f"C{k}" for k, name in enumerate([*NAMES, *others])}
+            for name in _in_order(curves):
+                values, color = curves[name], colors[name]
                 mean, std = values.mean(axis=0), values.std(axis=0)
-                rounds, color = np.arange(1, len(mean) + 1), f"C{list(NAMES).index(name)}"
-                label = f"{NAMES[name]} ({len(values)} seeds)"
+                rounds = np.arange(1, len(mean) + 1)
+                label = drawn(f"{name_of(name)} ({len(values)} seeds)")
                 ax.plot(rounds, mean, label=label, color=color, linewidth=1)
                 ax.fill_between(rounds, mean - std, mean + std, alpha=0.2, color=color)
             ax.set(xlabel="communication round", ylabel="test accuracy, %", title=title)
@@ -131,11 +145,16 @@ def table(curves: Curves, at: list[int]) -> Table:
     result.add_column("algorithm")
     for t in at:
         result.add_column(f"T = {t}", justify="right")
-    for name, values in sorted(curves.items(), key=lambda item: list(NAMES).index(item[0])):
-        cells = [values[:, t - 1] for t in at]
+    for name in _in_order(curves):
+        cells = [curves[name][:, t - 1] for t in at]
         figures = (f"{c.mean():.2f} ± {c.std():.2f} ({len(c)})" for c in cells)
-        result.add_row(NAMES[name], *figures)
+        result.add_row(plain(name_of(name)), *figures)
     return result
+
+
+def drawn(text: str) -> str:
+    """A text that matplotlib draws as it is: a $ would begin a formula, a _ hide it in a legend."""
+    return (" " * text.startswith("_") + printable(text)).replace("$", r"\$")
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -152,8 +171,13 @@ def draw(
     """Draw the picture and print the table."""
     curves = accuracies(folder)
     shortest = min(values.shape[1] for values in curves.values())
+    if late := [t for t in at or [] if t > shortest]:
+        raise GreedyfedError(
+            f"--at {late[0]}: the shortest of these runs ends after round {shortest}; give that or "
+            "one before"
+        )
     plot({"": curves}, output)
-    Console().print(table(curves, [t for t in at or [shortest] if t <= shortest]))
+    Console().print(table(curves, at or [shortest]))
     print(output)
 
 

@@ -14,6 +14,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from common.errors import printable
+from experiments.screen import plain
+
 
 class RoundProgress:
     """Shows round records as they come (the objects of history.jsonl)."""
@@ -25,7 +28,7 @@ class RoundProgress:
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -48,9 +51,9 @@ class RoundProgress:
 
     def say(self, text: str) -> None:
         """What is being waited for before the first round."""
-        self._bar.update(self._task, description=text)
+        self._bar.update(self._task, description=printable(text))
         if not self._console.is_terminal:
-            self._console.print(text, soft_wrap=True)
+            self._console.print(plain(text), soft_wrap=True)
 
     def tell(self, text: str) -> None:
         """What is to stay on the screen."""
@@ -62,12 +65,12 @@ class RoundProgress:
         names = " ".join(cohort[:3]) + (f" +{len(cohort) - 3}" if len(cohort) > 3 else "")
         failed = f"  {len(record['failures'])} failed" if record["failures"] else ""
         text = (
-            f"{names}  validation loss {record['val_loss']:.4f}  "
+            f"{printable(names)}  validation loss {record['val_loss']:.4f}  "
             f"test accuracy {record['test_accuracy']:.2%}{failed}"
         )
         self._bar.update(self._task, completed=record["round"], description=text)
         due = time.monotonic() - self._last_line >= 1
         if not self._console.is_terminal and (due or record["round"] == self._num_rounds):
             line = f"round {record['round']}/{self._num_rounds}  {text}"
-            self._console.print(line, soft_wrap=True)
+            self._console.print(plain(line), soft_wrap=True)
             self._last_line = time.monotonic()

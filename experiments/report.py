@@ -6,16 +6,18 @@ import hashlib
 import html
 import json
 import os
+import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
-from common.errors import GreedyfedError
+from common.errors import GreedyfedError, printable
 from experiments.ledger_formats import finite
 from experiments.page_data import page_data
-from experiments.run_data import RunData, find_runs, read_run
+from experiments.run_data import RunData, RunDataError, find_runs, read_run
 
 #: More runs than these make a page that no browser opens quickly.
 MANY_RUNS = 60
@@ -28,9 +30,11 @@ class ReportError(GreedyfedError):
 def read_runs(paths: Sequence[Path]) -> list[RunData]:
     """The runs of run directories, and of folders of them.
 
+    Of a folder those that cannot be read are left out, each with a line on stderr that says why.
+
     Raises:
-        RunDataError: one that cannot be read.
-        ReportError: too many.
+        RunDataError: a run directory that cannot be read.
+        ReportError: too many, or none in the folders that can be read.
     """
     found = [run for path in paths for run in find_runs(path) or [path]]
     unique = list({path.resolve(): path for path in found}.values())
@@ -38,7 +42,20 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
         raise ReportError(
             f"{len(unique)} runs: more than {MANY_RUNS} in one report; name fewer of them"
         )
-    return [read_run(path) for path in unique]
+    named = {path.resolve() for path in paths}
+    runs, left_out = list[RunData](), list[str]()
+    for path in unique:
+        try:
+            runs.append(read_run(path))
+        except RunDataError as error:
+            if path.resolve() in named:
+                raise
+            left_out.append(str(error))
+    if not runs:
+        raise ReportError("\n".join(left_out))
+    for why in left_out:
+        print(f"left out: {printable(why)}", file=sys.stderr)
+    return runs
 
 
 def write_report(runs: Sequence[RunData], out: Path) -> None:
@@ -74,9 +91,18 @@ def data_text(runs: Sequence[RunData], trouble: str | None = None) -> str:
 
     `trouble` says why a run cannot be read any more.
     """
-    told = page_data(runs) | {"trouble": trouble}
+    told = _printable(page_data(runs) | {"trouble": trouble})
     data = json.dumps(finite(told), separators=(",", ":"), allow_nan=False)
     return data.replace("<", "\\u003c")  # no client's name ends the element
+
+
+def _printable(value: Any) -> Any:
+    """The value with each text in it as `printable` leaves it."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def page(data: str, live: bool = False) -> str:

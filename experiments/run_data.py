@@ -106,20 +106,29 @@ def read_run(path: Path) -> RunData:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run directory itself, or those in a folder of runs (one or two levels), oldest first."""
-    if (path / CONFIG).is_file():
-        return [path]
-    found = [p for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
-    return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime)]
+    """The run directory itself, or those in a folder of runs (one or two levels), oldest first.
+
+    Raises:
+        RunDataError: the system does not let it be looked into.
+    """
+    try:
+        if (path / CONFIG).is_file():
+            return [path]
+        found = [p for depth in ("*", "*/*") for p in path.glob(f"{depth}/{CONFIG}")]
+        return [p.parent for p in sorted(found, key=lambda p: p.stat().st_mtime)]
+    except OSError as error:
+        raise RunDataError(
+            f"{path}: cannot be read: {error.strerror}; give a run directory"
+        ) from error
 
 
 def _need_run(path: Path) -> None:
+    inside = len(find_runs(path))
     if (path / CONFIG).exists():
         return
     if not path.is_dir():
         what = "a file" if path.exists() else "no such folder"
         raise RunDataError(f"{path}: {what}; give a run directory")
-    inside = len(find_runs(path))
     hint = f"holds {inside} runs; give one of them" if inside else "give a run directory"
     raise RunDataError(f"{path}: no run here, it has no {CONFIG}; {hint}")
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from common.config import KEYS, ConfigError, RunConfig, Scalar
-from common.errors import GreedyfedError, one_line
+from common.config import Scalar
+from common.errors import GreedyfedError, one_line, printable
 from server_app.events import parsed
 from server_app.run_directory import CONFIG, STATE, SUMMARY
 
@@ -21,6 +21,8 @@ TestLoss = Annotated[float, Field(allow_inf_nan=True)]
 StandardError = Annotated[float, Field(ge=0, allow_inf_nan=True)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Figures = dict[str, Number]
+#: What a round may tell of clients by class; a valuation without classes tells none.
+BY_CLASS = ("class_shapley", "class_cumulative")
 
 
 class RunDataError(GreedyfedError):
@@ -33,6 +35,19 @@ class _Content(BaseModel):
     model_config = ConfigDict(
         extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+class _Config(_Content):
+    """The keys with which readers compute; all else is shown as it is, of whatever version."""
+
+    algorithm: str
+    seed: Count
+    num_rounds: Count = Field(alias="num-rounds")
+    clients_per_round: Count = Field(0, alias="clients-per-round")
+    spare_clients: Count = Field(0, alias="spare-clients")
+    cumulative_alpha: Number = Field(0.0, alias="cumulative-alpha")
+    clip_norm: float = Field(0.0, alias="clip-norm", ge=0)
+    privacy_delta: float = Field(0.0, alias="privacy-delta", ge=0, lt=1)
 
 
 class _About(_Content):
@@ -98,15 +113,11 @@ def read_config(path: Path) -> Record:
     if not isinstance(about, dict) or not {"run-id", "config"} <= about.keys():
         raise RunDataError(f"{path}: is not that of a run; give a run directory")
     _check(_About, about, path)
-    config = about["config"]
-    if not {"algorithm", "seed", "num-rounds"} <= config.keys():
+    if not {"algorithm", "seed", "num-rounds"} <= about["config"].keys():
         raise RunDataError(
             f"{path}: lacks algorithm, seed or num-rounds; give a run of this project"
         )
-    try:
-        RunConfig.from_flat({key: value for key, value in config.items() if key in KEYS})
-    except ConfigError as error:
-        raise damaged(path, str(error).partition("\n")[0]) from error
+    _check(_Config, about["config"], path, "config.")
     return about
 
 
@@ -114,6 +125,7 @@ def read_rounds(path: Path, config: Record) -> list[Record]:
     """The lines of history.jsonl; a last one that is cut short is left out."""
     most = config.get("clients-per-round", inf) + config.get("spare-clients", 0)
     lines, records = (_text(path) if path.exists() else "").splitlines(), list[Record]()
+    widths = set[int]()
     for number, line in enumerate(lines, start=1):
         try:
             record = parsed(line)
@@ -124,17 +136,16 @@ def read_rounds(path: Path, config: Record) -> list[Record]:
         _check(_Record, record, path, f"line {number}: ")
         if record["round"] != number:
             raise damaged(path, f"line {number} is round {record['round']}")
-        for key in ("shapley", "failures"):
-            if strange := record[key].keys() - set(record["cohort"]):
-                raise damaged(
-                    path, f"line {number}: {key}: {min(strange)!r} is not of the round's cohort"
-                )
-        by_class = {k: v for k in ("class_shapley", "class_cumulative") if (v := record.get(k))}
-        for key, values in by_class.items():
-            widths = {len(v) for v in values.values()} - {len(record.get("class_losses", []))}
-            if widths or values.keys() != record["shapley"].keys() or len(by_class) < 2:
-                why = f"line {number}: {key} has not a value for each client valued and each class"
-                raise damaged(path, why)
+        of = {"shapley": "cohort", "failures": "cohort"} | dict.fromkeys(BY_CLASS, "shapley")
+        for key, whole in of.items():
+            if strange := record.get(key, {}).keys() - set(record[whole]):
+                why = f"{key}: {min(strange)!r} is not of the round's {whole}"
+                raise damaged(path, f"line {number}: {why}")
+        widths |= {len(values) for key in BY_CLASS for values in record.get(key, {}).values()}
+        widths |= {len(losses) for losses in [record.get("class_losses")] if losses}
+        if len(widths) > 1:
+            why = "its figures by class are not of as many classes as those before"
+            raise damaged(path, f"line {number}: {why}")
         if len(record["shapley"]) > most:
             raise damaged(path, f"line {number}: values more clients than {CONFIG} lets take part")
         records.append(record)
@@ -192,8 +203,8 @@ def check_together(
 def damaged(
     path: Path, why: str, remedy: str = "restore the file, or give another run"
 ) -> RunDataError:
-    """The error for a file that is not as a run writes it."""
-    return RunDataError(f"{path}: cannot be read: {why}; {remedy}")
+    """The error for a file that is not as a run writes it; what it quotes of it may be anything."""
+    return RunDataError(f"{path}: cannot be read: {printable(why):.300}; {remedy}")
 
 
 def _text(path: Path) -> str:

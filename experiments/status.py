@@ -9,9 +9,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from experiments.ledger import ledger_of
 from experiments.run_data import RunData, RunDataError, find_runs, read_run
+from experiments.screen import plain
 
 
 def status(path: Path) -> Group:
@@ -29,11 +31,12 @@ def status(path: Path) -> Group:
         try:
             run = read_run(each)
         except RunDataError as error:
-            table.add_row(name, f"damaged: {str(error).removeprefix(f'{each}/')}", "", "", "")
+            why = str(error).removeprefix(f"{each}/")
+            table.add_row(plain(name), plain(f"damaged: {why}"), "", "", "")
             continue
         last = run.rounds[-1] if run.rounds else {}
         table.add_row(
-            name,
+            plain(name),
             run.state,
             f"{len(run.rounds)}/{run.num_rounds}",
             f"{last['val_loss']:.4f}" if last else "",
@@ -49,7 +52,7 @@ def _run(run: RunData) -> Group:
         line += (
             f", validation loss {last['val_loss']:.4f}, test accuracy {last['test_accuracy']:.2%}"
         )
-    parts: list[str | Table] = [line]
+    parts: list[Text | Table] = [plain(line)]
     now = [e for e in run.events if e["round"] == len(run.rounds) + 1]
     if now and run.state != "complete":
         parts.append(_round(now))
@@ -57,7 +60,7 @@ def _run(run: RunData) -> Group:
     if refused:
         table = _table("Nodes that were refused", "node", "round", "why")
         for node, event in refused.items():
-            table.add_row(node, str(event["round"]), event["why"])
+            table.add_row(plain(node), str(event["round"]), plain(event["why"]))
         parts.append(table)
     if run.clients:
         parts.append(_clients(run))
@@ -78,7 +81,7 @@ def _round(events: list[dict[str, Any]]) -> Table:
     table = _table(f"Round {events[-1]['round']}", "client", "asked", "", "")
     for client, when in asked.items():
         event = latest.get(client, {"event": "has not answered yet"})
-        table.add_row(client, _ago(when), event["event"], event.get("why", ""))
+        table.add_row(plain(client), _ago(when), event["event"], plain(event.get("why", "")))
     return table
 
 
@@ -90,18 +93,18 @@ def _clients(run: RunData) -> Table:
     private = any(a.epsilon is not None for a in accounts)
     table = _table("Clients", "client", "value", "n", "asked", "failed")
     if private:
-        table.add_column(f"ε (δ = {run.config['privacy-delta']:g})", justify="right")
+        table.add_column(f"ε (δ = {run.config.get('privacy-delta', 0.0):g})", justify="right")
     table.add_column("last failure", overflow="fold")
     for a in sorted(accounts, key=lambda a: inf if a.cumulative is None else -a.cumulative):
         epsilon = "" if a.epsilon is None else f"{a.epsilon:.2f}".replace("inf", "∞")
         table.add_row(
-            a.client,
+            plain(a.client),
             "none yet" if a.cumulative is None else f"{a.cumulative:+.4f}",
             "?" if a.examples is None else str(a.examples),
             str(asked[a.client]),
             str(failed[a.client]),
             *([epsilon] if private else []),
-            why.get(a.client, ""),
+            plain(why.get(a.client, "")),
         )
     return table
 

@@ -1,6 +1,6 @@
 """The short table at the end of a run, read from its run directory."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,24 +8,24 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
-from server_app.run_directory import SUMMARY, read_history
+from experiments.run_data import read_run
+from experiments.screen import plain
 
 _ROWS = 10
 
 
 def summary_table(path: Path) -> Group:
-    """Accuracy by round, and the most valuable clients, of a finished run.
+    """Accuracy by round, and the most valuable clients, of a run.
 
     Raises:
-        FileNotFoundError: the run has not finished.
+        RunDataError: it cannot be read.
     """
-    history = read_history(path)
-    clients = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["clients"]
-    valued = {client for record in history for client in record["shapley"]}
-    return Group(_rounds(history), _clients(clients, valued))
+    run = read_run(path)
+    valued = {client for record in run.rounds for client in record["shapley"]}
+    return Group(_rounds(run.rounds), _clients(run.clients, valued))
 
 
-def _rounds(history: list[dict[str, Any]]) -> Table:
+def _rounds(history: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="Accuracy by round", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("round", "validation loss", "test accuracy", "evaluations", "failures"):
         table.add_column(heading, justify="right")
@@ -48,7 +48,7 @@ def epsilon_text(client: dict[str, Any]) -> str:
     return "∞" if epsilon is None else f"{epsilon:.2f}"
 
 
-def _clients(clients: list[dict[str, Any]], valued: set[str]) -> Table:
+def _clients(clients: dict[str, dict[str, Any]], valued: set[str]) -> Table:
     table = Table(
         title="Most valuable clients" if valued else "Clients",
         title_justify="left",
@@ -59,18 +59,19 @@ def _clients(clients: list[dict[str, Any]], valued: set[str]) -> Table:
     for heading in ("value", "times", "n", "E", "noise"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("label histogram", no_wrap=True)
-    private = any("epsilon" in c for c in clients)
+    private = any("epsilon" in c for c in clients.values())
     if private:
         table.add_column("ε", justify="right", no_wrap=True)
-    best = sorted(
-        clients, key=lambda c: (c["client_id"] not in valued, -c["value"], -c["times_selected"])
-    )[:_ROWS]
-    for c in best:
+
+    def rank(item: tuple[str, dict[str, Any]]) -> tuple[bool, float, int]:
+        return item[0] not in valued, -item[1].get("value", 0.0), -item[1].get("times_selected", 0)
+
+    for name, c in sorted(clients.items(), key=rank)[:_ROWS]:
         sigma, histogram = c.get("noise_sigma"), c.get("label_histogram")
         table.add_row(
-            c["client_id"],
-            f"{c['value']:+.4f}" if c["client_id"] in valued else "–",
-            str(c["times_selected"]),
+            plain(name),
+            f"{c['value']:+.4f}" if name in valued and "value" in c else "–",
+            str(c.get("times_selected", "?")),
             str(c.get("num_examples", "?")),
             str(c.get("local_epochs") or "?"),
             "?" if sigma is None else f"{sigma:.3g}",

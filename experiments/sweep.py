@@ -20,7 +20,9 @@ import typer
 from rich.console import Console
 
 from common.config import ConfigError, RunConfig, Scalar
+from common.errors import printable
 from experiments.parallel import Outcome, Workers, run_all
+from experiments.screen import plain
 from experiments.settings import check_data, parse_change, simulated
 
 #: More runs than these are often a mistake, and need --yes.
@@ -115,7 +117,7 @@ def check_datasets(runs: Iterable[RunConfig]) -> None:
 def report(outcome: Outcome, console: Console) -> None:
     """Say what failed, and leave with 1 if anything did."""
     for run_id, reason in outcome.failed.items():
-        console.print(f"failed: {run_id}: {reason:.300}", soft_wrap=True, markup=False)
+        console.print(plain(f"failed: {run_id}: {reason:.300}"), soft_wrap=True)
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -126,7 +128,7 @@ def lines(runs: Iterable[RunConfig]) -> Iterator[str]:
     for run in runs:
         shown = {k: v for k, v in run.to_flat().items() if default[k] is not None}
         keys = " ".join(f"{k}={v}" for k, v in shown.items() if v != default[k])
-        yield f"{run.run_id}  {keys}"
+        yield printable(f"{run.run_id}  {keys}")
 
 
 def sweep(

@@ -7,13 +7,13 @@ from itertools import pairwise
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from experiments.answers import answers_of
 from experiments.ledger import ledger_of
 from experiments.run_data import RunData
+from experiments.screen import plain
 from experiments.watch import Follower
 
 #: Seconds between two looks at the run.
@@ -45,18 +45,21 @@ def view(follower: Follower) -> Group:
     run = follower.run
     told = answers_of(run, ledger_of(run))
     lines: list[Text | Table] = [
-        Text(f"{run.run_id}: {run.state}, {len(run.rounds)} of {run.num_rounds} rounds", "bold")
+        Text(
+            f"{plain(run.run_id)}: {run.state}, {len(run.rounds)} of {run.num_rounds} rounds",
+            "bold",
+        )
     ]
     if follower.trouble:
-        lines.append(Text(follower.trouble, "red"))
+        lines.append(Text(str(plain(follower.trouble)), "red"))
     lines += _curves(run)
-    lines += [Text(sentence) for sentence in told["helped"] + told["cost"]]
+    lines += [plain(sentence) for sentence in told["helped"] + told["cost"]]
     if any(record["shapley"] for record in run.rounds):
         lines.append(_clients(run))
     if failures := [(r["round"], *f) for r in run.rounds for f in r["failures"].items()]:
         table = _table(f"Failures ({len(failures)})", "round", "client", "reason")
         for row in failures[-5:]:
-            table.add_row(*(escape(printable(str(cell))) for cell in row))
+            table.add_row(*map(plain, row))
         lines.append(table)
     return Group(*lines)
 
@@ -88,7 +91,7 @@ def _clients(run: RunData) -> Table:
     table = _table("Most valuable clients", "client", "sum", "credit", "mean", "asked", "failed")
     for a in [a for a in ledger_of(run).clients if a.sum is not None][:_ROWS]:
         table.add_row(
-            escape(printable(a.client)),
+            plain(a.client),
             _figure(a.sum, a.sum_se),
             "" if a.credit is None else f"{a.credit:.1%}",
             _figure(a.mean, a.mean_se),
@@ -96,11 +99,6 @@ def _clients(run: RunData) -> Table:
             str(a.failed),
         )
     return table
-
-
-def printable(text: str) -> str:
-    """The text without what could steer the terminal: reasons are the clients' own words."""
-    return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def _figure(value: float | None, error: float | None) -> str:

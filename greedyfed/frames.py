@@ -131,7 +131,8 @@ def _values(run: RunData) -> Iterator[tuple[Any, ...]]:
 def _by_class(run: RunData) -> Iterator[tuple[Any, ...]]:
     for record in run.rounds:
         for client, values in record.get("class_shapley", {}).items():
-            cumulative = record["class_cumulative"][client]
+            unknown = [nan] * len(values)
+            cumulative = record.get("class_cumulative", {}).get(client, unknown)
             for group, figures in enumerate(zip(values, cumulative, strict=True)):
                 yield record["round"], client, group, *figures
 

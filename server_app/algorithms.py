@@ -1,4 +1,4 @@
-"""The table of algorithms: name -> strategy, selection policy and default valuation."""
+"""The table of algorithms: name -> strategy, selection policy, and whether clients are valued."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Algorithm:
 
     Attributes:
         policy: the selection policy of a configuration.
-        valuation: what `valuation = "auto"` means.
+        valued: whether `valuation = "auto"` values clients; how, says `valuation_from`.
         cumulative: how values accumulate, as the configuration says unless the method fixes it.
         strategy: GreedyFed for the one, SelectiveFedAvg for all others.
         cohort: the cohort size; 0: clients-per-round.
     """
 
     policy: Callable[[SelectionConfig], SelectionPolicy]
-    valuation: str = "none"
+    valued: bool = False
     cumulative: Callable[[SelectionConfig], Cumulative] = lambda c: Cumulative(
         c.cumulative, c.cumulative_alpha
     )
@@ -46,13 +46,13 @@ class Algorithm:
 #: FedProx differs from FedAvg in the clients' objective, and centralised training in their data:
 #: both by the configuration that the server sends (common/config.py), and in nothing here.
 ALGORITHMS = {
-    "greedyfed": Algorithm(lambda c: RoundRobinFirst(Greedy()), "gtg", strategy=GreedyFed),
-    "greedyfed-classes": Algorithm(lambda c: RoundRobinFirst(GreedyByGroup()), "gtg"),
-    "ucb": Algorithm(lambda c: RoundRobinFirst(UCB(c.ucb_beta)), "gtg"),
+    "greedyfed": Algorithm(lambda c: RoundRobinFirst(Greedy()), valued=True, strategy=GreedyFed),
+    "greedyfed-classes": Algorithm(lambda c: RoundRobinFirst(GreedyByGroup()), valued=True),
+    "ucb": Algorithm(lambda c: RoundRobinFirst(UCB(c.ucb_beta)), valued=True),
     "sfedavg": Algorithm(
         lambda c: SFedAvg(c.sfedavg_alpha),
-        "gtg",
-        lambda c: Cumulative("exponential-from-zero", c.sfedavg_alpha),
+        valued=True,
+        cumulative=lambda c: Cumulative("exponential-from-zero", c.sfedavg_alpha),
     ),
     "fedavg": Algorithm(lambda c: Uniform()),
     "fedprox": Algorithm(lambda c: Uniform()),
@@ -64,7 +64,7 @@ ALGORITHMS = {
 def is_valued(config: RunConfig) -> bool:
     """Whether clients get values in a run of this configuration."""
     row = ALGORITHMS[config.selection.algorithm]
-    return valuation_from(config.valuation, row.valuation) is not None
+    return valuation_from(config.valuation, row.valued) is not None
 
 
 def never_by_value(config: RunConfig, num_clients: int) -> str | None:
@@ -92,7 +92,7 @@ def build_strategy(config: RunConfig, **parts: Any) -> SelectiveFedAvg:
     row, selection = ALGORITHMS[config.selection.algorithm], config.selection
     return row.strategy(
         policy=row.policy(selection),
-        valuation=valuation_from(config.valuation, row.valuation),
+        valuation=valuation_from(config.valuation, row.valued),
         seed=config.seed,
         clients_per_round=row.cohort or selection.clients_per_round,
         cumulative=row.cumulative(selection),

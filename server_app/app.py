@@ -210,6 +210,7 @@ def _summary(
     """The end of the run, and every client with its statistics and what it said of itself."""
     history, stats = read_history(directory.path), strategy.state.stats
     chosen = [client for record in history for client in record["cohort"]]
+    by_class = any("class_shapley" in record for record in history)
     spent = _privacy(config, directory) if config.heterogeneity.privacy_delta else {}
     clients: list[dict[str, object]] = []
     for k, client_id in enumerate(stats.client_ids):
@@ -221,7 +222,7 @@ def _summary(
             "times_selected": chosen.count(client_id),
             "times_counted": int(stats.count[k]),
         }
-        if stats.group_value.size:
+        if by_class:
             figures["class_values"] = stats.group_value[k].tolist()
         clients.append(about | figures | spent.get(client_id, {}))
     keys = "round", "val_loss", "val_accuracy", "test_loss", "test_accuracy"

@@ -15,6 +15,9 @@ from warnings import catch_warnings
 
 from common.config import ConfigError
 
+#: A noise multiplier below it protects nothing, and its square is 0 to the accountant.
+LEAST_NOISE = 1e-100
+
 
 def check_accountant(delta: float) -> None:
     """Raises ConfigError where ε is wanted and there is no accountant."""
@@ -49,8 +52,8 @@ def releases(
 
 
 def spent_epsilon(released: Mapping[float, int], clip_norm: float, delta: float) -> float:
-    """ε at `delta` of Gaussian releases, noise σ -> how often; infinite if one had no noise."""
-    if min(released, default=1.0) == 0:
+    """ε at `delta` of Gaussian releases, noise σ -> how often; infinite if one had next to none."""
+    if min(released, default=clip_norm) / (2 * clip_norm) < LEAST_NOISE:
         return float("inf")
     from opacus.accountants import RDPAccountant
 

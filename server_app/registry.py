@@ -66,7 +66,7 @@ class ClientRegistry:
         new, refused = [], dict[str, str]()
         for node in strangers:
             try:
-                info = decode_info(content_of(answers.get(node)))
+                info = decode_info(content_of(answers.get(node)), self._task.num_classes)
                 if names and names.get(node, "") != info.client_id:
                     raise BadReplyError(
                         f"client-id {info.client_id!r} is not the name under which its key is "

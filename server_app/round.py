@@ -1,13 +1,15 @@
 """The round that is under way, until it becomes a record."""
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.evaluation import Evaluation
 from server_app.state import RoundRecord, ServerState
-from server_app.valuation import NOT_VALUED, Floats, ShapleyEstimate
+from server_app.valuation import NOT_VALUED, ShapleyEstimate
 
 
 @dataclass
@@ -15,9 +17,9 @@ class Round:
     """What is known of a round so far: who was asked, who failed and why, values, time."""
 
     number: int
+    traffic: Counter[str] = field(default_factory=Counter)  # bytes of the run before it
     cohort: list[str] = field(default_factory=list)  # everyone asked
     attempts: int = 0  # times that clients were asked
-    num_probed: int = 0  # times that a client was asked for its loss only
     failures: dict[str, str] = field(default_factory=dict)
     valued: list[str] = field(default_factory=list)  # the clients of `estimate`, in its order
     estimate: ShapleyEstimate = NOT_VALUED
@@ -42,17 +44,32 @@ class Round:
             who.setdefault(why, []).append(client)
         return "; ".join(f"{', '.join(clients)}: {why}" for why, clients in who.items())
 
-    def _by_group(self, values: Floats) -> dict[str, list[float]]:
-        """Of each client (G,), to a millionth of a nat: they are most of a line."""
-        told = values.round(6).tolist()
-        return dict(zip(self.valued, told, strict=True)) if values.size else {}
+    def _by_group(self, state: ServerState) -> dict[str, Any]:
+        """What is told by group; nothing where the valuation tells none apart.
 
-    def record(self, state: ServerState, test: Evaluation) -> RoundRecord:
-        """The line of history.jsonl, given the state after the round and its test metrics."""
+        Of each client (G,), to a millionth of a nat: they are most of a line.
+        """
+        now = self.estimate.group_values
+        if not now.size:
+            return {"class_shapley": {}, "class_cumulative": {}, "class_losses": []}
+        total = state.stats.group_value[[state.stats.index(c) for c in self.valued]]
+        return {
+            "class_shapley": dict(zip(self.valued, now.round(6).tolist(), strict=True)),
+            "class_cumulative": dict(zip(self.valued, total.round(6).tolist(), strict=True)),
+            "class_losses": state.group_losses.round(6).tolist(),
+        }
+
+    def record(
+        self, state: ServerState, test: Evaluation, traffic: Mapping[str, int]
+    ) -> RoundRecord:
+        """The line of history.jsonl.
+
+        Args:
+            state: the state after the round.
+            test: its test metrics.
+            traffic: bytes of the run so far, by direction.
+        """
         value_of = dict(zip(state.stats.client_ids, state.stats.value.tolist(), strict=True))
-        rows = [state.stats.index(c) for c in self.valued if state.stats.group_value.size]
-        answered = len(self.cohort) - len(self.failures)
-        size = state.params.nbytes
         return RoundRecord(
             round=self.number,
             cohort=self.cohort,
@@ -61,16 +78,14 @@ class Round:
             cumulative={c: value_of[c] for c in self.valued},
             leave_one_out=self.leave_one_out,
             gain=self.gain,
-            class_shapley=self._by_group(self.estimate.group_values),
-            class_cumulative=self._by_group(state.stats.group_value[rows]),
+            **self._by_group(state),
             evaluations=self.estimate.num_evaluations,
             valuation_end=self.estimate.ended,
             val_loss=state.val_loss,
-            class_losses=state.group_losses.round(6).tolist(),
             val_accuracy=self.val_accuracy,
             test_loss=test.loss,
             test_accuracy=test.accuracy,
             failures=self.failures,
             seconds={phase: round(seconds, 6) for phase, seconds in self.seconds.items()},
-            bytes={"down": size * (len(self.cohort) + self.num_probed), "up": size * answered},
+            bytes={way: count - self.traffic[way] for way, count in traffic.items()},
         )

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from common.config import RunConfig
 from common.errors import GreedyfedError, RunFailedError
-from server_app.events import EVENTS
+from server_app.events import EVENTS, parsed
 from server_app.state import RoundRecord, ServerState
 from server_app.state_file import read_state, state_bytes
 from server_app.versions import current_versions, recorded_versions
@@ -250,7 +250,7 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     if (path / HISTORY).exists():
         for line in (path / HISTORY).read_text(encoding="utf-8").splitlines():
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+                records.append(parsed(line))
+            except ValueError:
                 break
     return records

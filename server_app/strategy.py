@@ -32,7 +32,7 @@ from server_app.selection import (
 )
 from server_app.server_model import ServerModel
 from server_app.state import Cumulative, RoundRecord, ServerState
-from server_app.valuation import UtilityError, Valuation, gtg_shapley
+from server_app.valuation import UtilityError, Valuation, auto_shapley
 
 #: Times that clients are asked in one round: the cohort, and others in place of who failed.
 MAX_ATTEMPTS = 3
@@ -105,9 +105,9 @@ class SelectiveFedAvg(Strategy):
             RoundError: a round without a usable update; `state` holds what was learned before it.
         """
         if self.state.round < num_rounds:
-            enough = self._num_select if self._spare else None
+            self._grid = PacedGrid(grid, self._enough, self._on_reply)
             self.start(
-                PacedGrid(grid, enough, self._on_reply),
+                self._grid,
                 params_record(self.state.params),
                 num_rounds=num_rounds - self.state.round,
                 timeout=self._deadline,
@@ -123,8 +123,7 @@ class SelectiveFedAvg(Strategy):
         Raises:
             RoundError: no client is connected.
         """
-        now = self._now = Round(self.state.round + 1)
-        self._grid = grid
+        now = self._now = Round(self.state.round + 1, traffic=self._grid.traffic.copy())
         self._content = encode_params(self.state.params, now.number, self._model.task)
         with now.phase("select"):
             new, refused = self._registry.refresh(grid, now.number, self._deadline)
@@ -165,8 +164,7 @@ class SelectiveFedAvg(Strategy):
 
     def _local_losses(self, clients: Indices) -> Floats:
         """The global model's loss at each client (k,), in nats; −inf where there is no answer."""
-        now, ids = self._now, [self.state.stats.client_ids[k] for k in clients]
-        now.num_probed += len(ids)
+        ids = [self.state.stats.client_ids[k] for k in clients]
         losses = self._registry.local_losses(self._grid, ids, self._content, self._deadline)
         return np.array(losses)
 
@@ -181,9 +179,12 @@ class SelectiveFedAvg(Strategy):
         now = self._now
         updates = self._with_others(self._decode(self._requests, replies))
         now.seconds["clients"] = time.perf_counter() - self._sent_at
-        if self._spare and len(updates) >= self._wanted:  # nobody waited for the others
-            now.failures = {c: why for c, why in now.failures.items() if why != NO_ANSWER}
         return params_record(self.aggregate_fit(now.number, updates)), None
+
+    @property
+    def _enough(self) -> int | None:
+        """Trained models that end the wait for the cohort; None: it is waited for all."""
+        return self._num_select if self._spare else None
 
     @property
     def _wanted(self) -> int:
@@ -201,10 +202,16 @@ class SelectiveFedAvg(Strategy):
         return updates
 
     def _decode(self, requests: list[Message], replies: Iterable[Message]) -> list[ClientUpdate]:
-        """The usable updates among the replies; the others go into the round's failures."""
+        """The usable updates among the replies; the others go into the round's failures.
+
+        Whoever is silent when enough have answered has not failed: nobody waited for it.
+        """
+        replies = list(replies)
         updates, failures = self._registry.updates(
             requests, replies, self._model.spec.size, self._max_examples
         )
+        if self._enough and sum(not r.has_error() for r in replies) >= self._enough:
+            failures = {c: why for c, why in failures.items() if why != NO_ANSWER}
         for update in updates:
             self._event("accepted", client=update.client_id, noise_sigma=update.noise_sigma)
         self._fail(failures)
@@ -289,7 +296,7 @@ class SelectiveFedAvg(Strategy):
         with now.phase("evaluate"):
             test = self._model.test(state.params)
         self.state = state
-        self._on_round(now.record(state, test), state)
+        self._on_round(now.record(state, test, self._grid.traffic), state)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -307,14 +314,15 @@ class SelectiveFedAvg(Strategy):
 class GreedyFed(SelectiveFedAvg):
     """GreedyFed (paper, Alg. 1): every client once, then the M largest cumulative values.
 
-    Takes the arguments of `SelectiveFedAvg`; by default values are GTG-Shapley's (Alg. 2).
+    Takes the arguments of `SelectiveFedAvg`; by default values are exact for cohorts of at most 7
+    and kriging's for larger ones, as by name (`valuation = "auto"`). The paper's is `gtg_shapley`.
     """
 
     def __init__(
         self,
         *,
         policy: SelectionPolicy = RoundRobinFirst(Greedy()),  # noqa: B008  frozen
-        valuation: Valuation | None = gtg_shapley,
+        valuation: Valuation | None = auto_shapley,
         **parts: Any,
     ) -> None:
         super().__init__(policy=policy, valuation=valuation, **parts)

@@ -68,17 +68,17 @@ def auto_shapley(
     return kriging_shapley(utility, m, rng, budget=budget)
 
 
-def valuation_from(config: ValuationConfig, default: str) -> Valuation | None:
-    """The valuation that the configuration names; `default` is the algorithm's own for `auto`.
+def valuation_from(config: ValuationConfig, valued: bool) -> Valuation | None:
+    """The valuation that the configuration names.
 
-    An algorithm whose own is `none` values nobody under `auto`. `released` is a rule of GTG's, so
-    with it `auto` is GTG.
+    Under `auto` it is `auto_shapley`, or none for an algorithm that is not `valued`. `released` is
+    a rule of GTG's, so with it `auto` is GTG.
     """
-    name: str = config.valuation
-    if name == "auto" and (default == "none" or config.valuation_stop == "released"):
-        name = default
-    if name == "none":
+    name = config.valuation
+    if name == "none" or (name == "auto" and not valued):
         return None
+    if name == "auto" and config.valuation_stop == "released":
+        name = "gtg"
     if name == "exact":
         return exact_shapley
     budget = Budget(config.valuation_max_evaluations, config.valuation_max_seconds)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -363,7 +364,7 @@ def server(make: Callable[[Path], object]) -> Provoke:
     return provoke
 
 
-def stranger(client_id: str | None) -> ClientApp:
+def stranger(client_id: str | None, **about: Any) -> ClientApp:
     """A client's app of another make, which introduces itself so, or not at all."""
     app = ClientApp()
 
@@ -371,7 +372,7 @@ def stranger(client_id: str | None) -> ClientApp:
     def query(message: Message, context: Context) -> Message:
         if "client-id" in context.node_config:
             return real.query(message, context)
-        content = encode_info(ClientInfo(client_id, 6)) if client_id else RecordDict()
+        content = encode_info(ClientInfo(client_id, 6, **about)) if client_id else RecordDict()
         return Message(content, reply_to=message)
 
     app.train()(real.train)

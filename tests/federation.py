@@ -108,6 +108,7 @@ FAULTS: dict[str, tuple[Callable[[RecordDict], Any], str]] = {
     "zero examples": (_result("num-examples", 0), "num-examples is 0, not 1 or more"),
     "negative examples": (_result("num-examples", -5), "num-examples is -5, not 1 or more"),
     "fraction": (_result("num-examples", 1.5), "num-examples is 1.5, not a whole number"),
+    "noise that is none": (_result("noise-sigma", np.nan), "noise-sigma is nan, not 0 to 1e+100"),
     "boasts": (_result("num-examples", 10**6), "claims 1000000 examples, more than max-examples"),
 }
 

@@ -92,6 +92,7 @@ REPLIES = {
     "no examples": "zero examples",
     "a negative number of examples": "negative examples",
     "one and a half examples": "fraction",
+    "a noise that is no number": "noise that is none",
     "more examples than `max-examples`": "boasts",
     "no answer": "silent",
 }
@@ -245,6 +246,17 @@ KINDS: dict[str, dict[str, Provoke]] = {
         **{what: reply(fault) for what, fault in REPLIES.items()},
         "it does not say who it is": client(app=stranger(None)),
         "its client-id has 101 characters": client(app=stranger("x" * 101)),
+        "its label-histogram has a negative number": client(
+            app=stranger("clinic-a", label_histogram=(-1, 7))
+        ),
+        "its label-histogram has more classes than the task": client(
+            app=stranger("clinic-a", label_histogram=(1,) * 6)
+        ),
+        "its label-histogram is of other examples": client(
+            app=stranger("clinic-a", label_histogram=(1, 2))
+        ),
+        "its local-epochs are too many": client(app=stranger("clinic-a", local_epochs=10**7)),
+        "its noise-sigma is no number": client(app=stranger("clinic-a", noise_sigma=np.nan)),
         "its client-id is another client's": client(client_id="good-0"),
     },
     "Certificates": {
@@ -363,6 +375,9 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "`python -m experiments.plots` of a folder without runs": command(*PLOT, app=plots),
         "`python -m experiments.plots` of a damaged run": command(
             *PLOT, app=plots, make=damaged("config.json", b"junk")
+        ),
+        "`python -m experiments.plots` at a round that no run has": command(
+            *PLOT, "--at", "99", app=plots, make=a_run
         ),
         "a picture of no known form": command(
             *("runs", "-o", "accuracy.mp3"), app=plots, make=a_run

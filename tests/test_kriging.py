@@ -209,7 +209,7 @@ class TestAuto:
         got, gtg = (
             valuation(CachedUtility(utility), 8, np.random.default_rng(3))
             for valuation in (
-                valuation_from(config, "gtg"),
+                valuation_from(config, True),
                 lambda u, m, rng: gtg_shapley(u, m, rng, stop="released"),
             )
         )
@@ -217,8 +217,8 @@ class TestAuto:
 
     def test_algorithms_without_values_stay_without(self):
         config = RunConfig().valuation
-        assert valuation_from(config, "none") is None
-        assert valuation_from(config, "gtg").func is auto_shapley
+        assert valuation_from(config, False) is None
+        assert valuation_from(config, True).func is auto_shapley
 
 
 class TestBudgets:

@@ -140,7 +140,7 @@ def test_a_spreadsheet_takes_no_client_for_a_formula(path):
     (path / "state.safetensors").unlink()
     ledger = ledger_of(read_run(path))
     cells = {row["client"] for row in csv.DictReader(io.StringIO(as_csv(ledger)))}
-    assert cells == {"'=1+1", "'+1", "'-1", "'@A1", "'\tx", "a=b"}
+    assert cells == {"'=1+1", "'+1", "'-1", "'@A1", "\\tx", "a=b"}
     assert {a["client"] for a in json.loads(as_json(ledger))["clients"]} == set(names)
 
 

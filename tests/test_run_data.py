@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
+import greedyfed
 from experiments.ledger import ledger_of
+from experiments.report import data_text
 from experiments.run_data import RunDataError, find_runs, read_run
 from experiments.status import status
 from server_app.run_directory import RunDirectory
@@ -128,7 +130,7 @@ def test_standard_errors_may_be_infinite(path, error):
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("config.json", lambda c: c["config"].update({"num-rounds": "abc"}), "num-rounds = "),
+        ("config.json", lambda c: c["config"].update({"num-rounds": "abc"}), "config.num-rounds"),
         ("config.json", lambda c: c["config"].update({"num-rounds": None}), "config.num-rounds"),
         ("config.json", lambda c: c["config"].update({"num-rounds": 3}), "more than the num-round"),
         ("config.json", lambda c: c["config"].update({"num-rounds": 9}), "lacks rounds: 6 of 9"),
@@ -140,10 +142,14 @@ def test_standard_errors_may_be_infinite(path, error):
         (
             "history.jsonl",
             lambda r: r["class_shapley"].update(other=[1.0] * 10),
-            "class_shapley has",
+            "class_shapley: 'other' is not of the round's shapley",
         ),
-        ("history.jsonl", lambda r: r.pop("class_cumulative"), "line 2: class_shapley has"),
-        ("history.jsonl", lambda r: r.update(class_losses=[1.0]), "class_shapley has not a value"),
+        ("history.jsonl", lambda r: r.update(class_losses=[1.0]), "line 2: its figures by class"),
+        (
+            "history.jsonl",
+            lambda r: next(iter(r["class_shapley"].values())).pop(),
+            "figures by class",
+        ),
         ("history.jsonl", lambda r: r["cohort"].append("\ud800"), "line 2 is no JSON"),
         ("history.jsonl", lambda r: r["cohort"].append(["a"]), "line 2: cohort."),
         ("summary.json", lambda s: s.update(round=5), "is not that of summary.json"),
@@ -158,6 +164,66 @@ def test_standard_errors_may_be_infinite(path, error):
 def test_content_of_no_run(path, name, change, said):
     changed(path, name, change)
     assert said in refused(path)
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        ("class_shapley",),
+        ("class_cumulative",),
+        ("class_losses",),
+        ("class_shapley", "class_losses"),
+        ("class_shapley", "class_cumulative", "class_losses"),
+    ],
+)
+@pytest.mark.parametrize("rounds", [(1,), (2, 3), range(1, 7)])
+def test_a_valuation_may_tell_any_part_by_class(path, rounds, left_out):
+    records = history_of(path)
+    for record in records:
+        for key in left_out if record["round"] in rounds else ():
+            del record[key]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (path / "history.jsonl").write_text(lines)
+    sums = {}
+    for record in records:
+        for client, values in record.get("class_shapley", {}).items():
+            before = sums.get(client, [0.0] * 10)
+            sums[client] = [a + b for a, b in zip(before, values, strict=True)]
+    told = ledger_of(read_run(path)).class_sums
+    assert told.keys() == sums.keys()
+    assert all(told[c] == pytest.approx(sums[c]) for c in told)
+    by_class = greedyfed.load_run(path).by_class
+    assert len(by_class) == sum(10 * len(r.get("class_shapley", {})) for r in records)
+    told = {r["round"] for r in records if "class_cumulative" in r}
+    assert set(by_class.dropna()["round"]) == told & set(by_class["round"])
+    status(path)
+    data_text([read_run(path)])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("algorithm", "of-later"),
+        ("valuation", "of-later"),
+        ("cumulative", "median"),
+        ("of-later", 1),
+        ("partition", ""),
+        ("learning-rate", -1.0),
+        ("dataset", 3),
+    ],
+)
+def test_what_this_version_does_not_know_is_shown_as_it_is(path, key, value):
+    changed(path, "config.json", lambda c: c["config"].update({key: value}))
+    run = read_run(path)
+    assert run.config[key] == value
+    (told,) = json.loads(data_text([run]))["runs"]
+    assert told["config"][key] == value
+    assert ledger_of(run).clients
+    assert greedyfed.load_run(path).config[key] == value
+    if key == "algorithm":
+        assert told["label"] == "of-later, seed 0"
+    if key == "cumulative":  # whose errors would be of another rule
+        assert {row[4] for rows in told["values"] for row in rows} == {None}
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "history.jsonl"])

@@ -19,6 +19,7 @@ from experiments.plots import accuracies
 from experiments.sweep import check_count, count_runs, expand, groups_of, read_spec, sweep
 from tests.federation import history_of, run
 
+CLOCK = ("seconds", "bytes")
 KEYS = {"num-clients": 6, "clients-per-round": 2, "num-rounds": 3, "learning-rate": 0.1}
 
 
@@ -32,10 +33,10 @@ def spec_in(folder, **keys):
 
 
 def numbers(folder):
-    """All histories and models in a folder, without the clock."""
+    """All histories and models in a folder; a resumed run asks once more who clients are."""
     return {
         path.name: (
-            [{k: v for k, v in record.items() if k != "seconds"} for record in history_of(path)],
+            [{k: v for k, v in record.items() if k not in CLOCK} for record in history_of(path)],
             (path / "model.safetensors").read_bytes(),
         )
         for path in (folder / "runs").iterdir()

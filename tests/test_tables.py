@@ -29,14 +29,16 @@ def write_run(run, accuracies, **more):
     """The files of a complete run, of which nothing was computed."""
     path = directory(run)
     path.mkdir(parents=True)
+    nothing = {key: {} for key in ("shapley", "std_error", "cumulative", "failures", "bytes")}
+    nothing |= {"cohort": ["a"], "evaluations": 0, "valuation_end": "none", "test_loss": 1.0}
+    nothing |= {"val_loss": 1.0, "seconds": {"clients": 36 / len(accuracies)}}
     records = [
-        {"round": t, "cohort": ["a"], "val_loss": 1.0, "test_accuracy": accuracy} | more
+        nothing | {"round": t, "test_accuracy": accuracy} | more
         for t, accuracy in enumerate(accuracies, 1)
     ]
     (path / "history.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    (path / "config.json").write_text(
-        json.dumps({"config": run.to_flat(), "versions": {"torch": "2.11.0"}})
-    )
+    about = {"run-id": run.run_id, "config": run.to_flat(), "versions": {"torch": "2.11.0"}}
+    (path / "config.json").write_text(json.dumps(about))
     client = {"client_id": "a", "label_histogram": [1, 3], "local_epochs": 5, "noise_sigma": 0.02}
     summary = {"status": "complete", "seconds": 36.0, "clients": [client]}
     (path / "summary.json").write_text(json.dumps(summary))
@@ -212,7 +214,7 @@ def test_a_file_that_cannot_be_written(tmp_path):
 def test_a_complete_run_with_half_a_history_is_named(tmp_path):
     run = plan_in(tmp_path / "runs").run(cells_of("data", "fedavg")[0], 0)
     path = write_run(run, [0.9] * 399)
-    words = rf"{path}/history.jsonl: has 399 of 400 rounds, though the run ended; restore"
+    words = rf"{path}/history.jsonl: cannot be read: lacks rounds: 399 of 400, .* restore"
     with pytest.raises(GreedyfedError, match=words):
         out(tmp_path, "t.md")
 

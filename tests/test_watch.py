@@ -131,7 +131,7 @@ def test_whatever_a_file_holds_the_server_answers(going, capsys):
         about["config"]["cumulative-alpha"] = "half"
         (path / "config.json").write_text(json.dumps(about))
         data = json.loads(ask(server)[1])
-        assert "config.json: cannot be read: cumulative-alpha" in data["trouble"]
+        assert "config.json: cannot be read: config.cumulative-alpha" in data["trouble"]
         assert data["runs"][0]["rounds"]["round"] == [1, 2]
         assert capsys.readouterr().err == f"greedyfed: {data['trouble']}\n"
         about["config"]["cumulative-alpha"] = 0.5
@@ -261,7 +261,7 @@ def test_no_client_steers_the_terminal(going):
     text = (path / "history.jsonl").read_text().replace("NaN or Inf", "\\u001b[2J[red]gone")
     (path / "history.jsonl").write_text(text)
     told = shown(view(follow(path)))
-    assert "�[2J[red]gone" in told
+    assert "\\x1b[2J[red]gone" in told
     assert "\x1b[2J" not in told
 
 
