@@ -12,7 +12,7 @@ from common.arrays import EXACT, ambiguous
 from common.datasets import DataError, Dataset, inputs_of
 from common.names import counted, quoted
 from common.own_data import OwnData
-from common.wire import Task
+from common.task import Task
 
 log = logging.getLogger("greedyfed.client")
 #: How far images may be outside [0, 1] beside pixels; resizing does that.

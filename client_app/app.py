@@ -17,14 +17,13 @@ from common.evaluation import evaluate
 from common.models import build_model
 from common.params import ParamSpec
 from common.seeding import Stream, client_key, rng_for
+from common.task import Task, decode_task
 from common.training import add_parameter_noise, clip_update, local_sgd
 from common.trial import ROWS, try_out
 from common.wire import (
     ClientUpdate,
-    Task,
     decode_params,
     decode_round,
-    decode_task,
     encode_info,
     encode_loss,
     encode_update,

@@ -11,11 +11,13 @@ from client_app.agreement import agreed
 from common.config import DataConfig, HeterogeneityConfig, RunConfig, Scalar
 from common.datasets import Dataset, load_splits
 from common.errors import GreedyfedError
+from common.fields import MAX_EPOCHS, MAX_FIGURE
 from common.heterogeneity import local_epochs, noise_levels
 from common.own_data import load_own_data
 from common.partition import PartitionError, partition
 from common.seeding import Stream, rng_for
-from common.wire import MAX_CLIENT_ID, ClientInfo, Task
+from common.task import Task
+from common.wire import MAX_CLIENT_ID, ClientInfo
 
 
 class ClientError(GreedyfedError):
@@ -77,13 +79,17 @@ def my_data(
         me = replace(me, info=replace(me.info, client_id=client_id))
     if "local-epochs" in node_config:
         epochs = node_config["local-epochs"]
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-            raise ClientError(f"local-epochs = {epochs!r}: must be 1 or more; mend --node-config")
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or not 0 < epochs <= MAX_EPOCHS:
+            raise ClientError(
+                f"local-epochs = {epochs!r}: must be 1 to {MAX_EPOCHS}; correct --node-config"
+            )
         me = replace(me, local_epochs=epochs, info=replace(me.info, local_epochs=None))
     if "noise-sigma" in node_config:
         sigma = node_config["noise-sigma"]
-        if isinstance(sigma, bool | str) or not 0 <= sigma < float("inf"):
-            raise ClientError(f"noise-sigma = {sigma!r}: must be 0 or more; mend --node-config")
+        if isinstance(sigma, bool | str) or not 0 <= sigma <= MAX_FIGURE:
+            raise ClientError(
+                f"noise-sigma = {sigma!r}: must be 0 to {MAX_FIGURE:g}; correct --node-config"
+            )
         info = replace(me.info, noise_sigma=None)
         me = replace(me, noise_sigma=float(sigma), secret_noise=True, info=info)
     return me

@@ -78,7 +78,7 @@ class TrainingConfig(_Part):
         min_length=1,
         description="`auto`, `mlp`, `cnn`, `logistic` or `package.module:factory`",
     )
-    local_epochs: int = Field(5, ge=1, description="local epochs E")
+    local_epochs: int = Field(5, ge=1, le=10**6, description="local epochs E")
     batches_per_epoch: int = Field(5, ge=1, description="mini-batches B per local epoch")
     learning_rate: float = Field(0.01, gt=0, description="learning rate η of local SGD")
     momentum: float = Field(0.5, ge=0, lt=1, description="momentum γ of local SGD")
@@ -90,7 +90,10 @@ class HeterogeneityConfig(_Part):
 
     straggler_fraction: float = Field(0.0, ge=0, le=1, description="share x of stragglers")
     noise_sigma: float = Field(
-        0.0, ge=0, description="largest noise level σ; client k of N gets (k−1)σ/N, in random order"
+        0.0,
+        ge=0,
+        le=1e100,
+        description="largest noise level σ; client k of N gets (k−1)σ/N, in random order",
     )
     clip_norm: float = Field(
         0.0, ge=0, description="largest L2 norm of a client's update, before the noise; 0: no limit"

@@ -8,44 +8,18 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from common.errors import GreedyfedError, one_line, printable
+from common.errors import one_line, printable
+from common.fields import MAX_EPOCHS, MAX_FIGURE, BadReplyError, cut, figure, record_in, whole
 from common.params import Vector
-from common.traits import Traits
+from common.task import Task, encode_task
 
-R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
-CLIENT, PARAMS, ROUND, RESULT, TASK = "client", "params", "round", "result", "task"
+CLIENT, PARAMS, ROUND, RESULT = "client", "params", "round", "result"
 MAX_CLIENT_ID = 100
-INPUTS = "numbers", "pixels", "whole"
-#: Of what a client may say: whole numbers that float64 holds exactly, the epochs of a round, and
-#: figures whose squares and sums stay finite.
-MAX_COUNT, MAX_EPOCHS, MAX_FIGURE = 2**53, 10**6, 1e100
 NO_ANSWER = "no answer before the deadline"
-
-
-class BadReplyError(GreedyfedError):
-    """A reply that cannot be used; the text says why."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the server announces with every request: what an example is, the classes, the network.
-
-    `inputs` is "whole" (int64, ids of an embedding), "pixels" (images in [0, 1]) or "numbers"
-    (float32). `features` and `classes` are names, or empty: then features go by their place, and
-    the classes are "0", "1", …. `network` is what the server found when it tried its own out.
-    """
-
-    input_shape: tuple[int, ...]
-    num_classes: int
-    inputs: str = "numbers"
-    features: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    network: Traits | None = None
 
 
 @dataclass(frozen=True)
@@ -92,22 +66,22 @@ def decode_info(content: RecordDict, num_classes: int) -> ClientInfo:
     Raises:
         BadReplyError: a field that is missing, of another type, or out of its range.
     """
-    record = _record(content, CLIENT, ConfigRecord)
+    record = record_in(content, CLIENT, ConfigRecord)
     if record is None:
         raise BadReplyError("does not say who it is")
     client_id, epochs = record.get("client-id"), record.get("local-epochs")
     histogram, sigma = record.get("label-histogram"), record.get("noise-sigma")
     if not (isinstance(client_id, str) and client_id.isprintable()):
-        raise BadReplyError(f"client-id {_cut(client_id)} is not a printable text")
+        raise BadReplyError(f"client-id {cut(client_id)} is not a printable text")
     if not 0 < len(client_id) <= MAX_CLIENT_ID:
         raise BadReplyError(f"client-id has {len(client_id)} characters, not 1 to {MAX_CLIENT_ID}")
-    count = _whole(record.get("num-examples"), "num-examples")
+    count = whole(record.get("num-examples"), "num-examples")
     return ClientInfo(
         client_id,
         count,
         None if histogram is None else _histogram(histogram, count, num_classes),
-        None if epochs is None else _whole(epochs, "local-epochs", most=MAX_EPOCHS),
-        None if sigma is None else _figure(sigma, "noise-sigma", least=0.0),
+        None if epochs is None else whole(epochs, "local-epochs", most=MAX_EPOCHS),
+        None if sigma is None else figure(sigma, "noise-sigma", least=0.0),
     )
 
 
@@ -115,64 +89,13 @@ def _histogram(labels: object, count: int, num_classes: int) -> tuple[int, ...]:
     """Of each class how many of a client's `count` examples it has."""
     name = "label-histogram"
     if not isinstance(labels, list):
-        raise BadReplyError(f"{name} is {_cut(labels)}, not a list")
+        raise BadReplyError(f"{name} is {cut(labels)}, not a list")
     if len(labels) > num_classes:
         raise BadReplyError(f"{name} has {len(labels)} classes, the task has {num_classes}")
-    counts = tuple(_whole(n, f"{name}[{k}]", least=0) for k, n in enumerate(labels))
+    counts = tuple(whole(n, f"{name}[{k}]", least=0) for k, n in enumerate(labels))
     if sum(counts) != count:
         raise BadReplyError(f"{name} has {sum(counts)} examples, num-examples is {count}")
     return counts
-
-
-def encode_task(task: Task) -> RecordDict:
-    """The server's question who a client is."""
-    record: dict[str, int | float | str | list[int] | list[str]] = {
-        "input-shape": list(task.input_shape),
-        "num-classes": task.num_classes,
-        "inputs": task.inputs,
-        "features": list(task.features),
-        "classes": list(task.classes),
-    }
-    if task.network is not None:
-        record |= {
-            "constant": list(task.network.constant),
-            "positive": list(task.network.positive),
-            "layout": task.network.layout,
-            "fixed": task.network.fixed,
-        }
-    return RecordDict({TASK: ConfigRecord(record)})  # type: ignore[arg-type]
-
-
-def decode_task(content: RecordDict) -> Task:
-    """Raises BadReplyError for a request that does not say, or of other types."""
-    record = _record(content, TASK, ConfigRecord)
-    if record is None:
-        raise BadReplyError(f"has no {TASK!r} record")
-    shape, inputs = record.get("input-shape"), record.get("inputs")
-    if not isinstance(shape, list):
-        raise BadReplyError(f"input-shape is {_cut(shape)}, not a list")
-    if not isinstance(inputs, str) or inputs not in INPUTS:
-        raise BadReplyError(f"inputs is {_cut(inputs)}, none of {', '.join(INPUTS)}")
-    return Task(
-        tuple(_whole(n, "input-shape") for n in shape),
-        _whole(record.get("num-classes"), "num-classes"),
-        inputs,
-        _names(record.get("features"), "features"),
-        _names(record.get("classes"), "classes"),
-        _network(record) if "layout" in record else None,
-    )
-
-
-def _network(record: ConfigRecord) -> Traits:
-    layout, fixed = record["layout"], record.get("fixed")
-    if not (isinstance(layout, str) and isinstance(fixed, float)):
-        raise BadReplyError("layout and fixed are not a text and a number")
-    return Traits(
-        _names(record.get("constant"), "constant"),
-        _names(record.get("positive"), "positive"),
-        layout,
-        fixed,
-    )
 
 
 def encode_params(params: Vector, server_round: int, task: Task) -> RecordDict:
@@ -191,13 +114,13 @@ def params_record(params: Vector) -> ArrayRecord:
 
 def decode_round(content: RecordDict) -> int:
     """The round of a request to train."""
-    record = _record(content, ROUND, ConfigRecord)
-    return _whole(record and record["server-round"], "server-round")
+    record = record_in(content, ROUND, ConfigRecord)
+    return whole(record and record["server-round"], "server-round")
 
 
 def params_bytes(content: RecordDict) -> bytes:
     """The model as it was sent; raises BadReplyError when there is none."""
-    arrays = _record(content, PARAMS, ArrayRecord)
+    arrays = record_in(content, PARAMS, ArrayRecord)
     if arrays is None or PARAMS not in arrays:
         raise BadReplyError(f"has no {PARAMS!r} array")
     return arrays[PARAMS].data
@@ -238,10 +161,10 @@ def decode_update(
         BadReplyError: missing records, wrong shape or dtype, NaN or Inf, a number of examples below
             1 or above `max_examples` (0: no limit), or a noise that is none.
     """
-    result = _record(content, RESULT, MetricRecord)
+    result = record_in(content, RESULT, MetricRecord)
     if result is None:
         raise BadReplyError(f"has no {RESULT!r} record")
-    count = _whole(result.get("num-examples"), "num-examples")
+    count = whole(result.get("num-examples"), "num-examples")
     if max_examples and count > max_examples:
         raise BadReplyError(f"claims {count} examples, more than max-examples = {max_examples}")
     params = decode_params(params_bytes(content), size)
@@ -250,7 +173,7 @@ def decode_update(
             f"{int((~np.isfinite(params)).sum())} of {size} parameters are NaN or Inf"
         )
     # Nobody may count on noise that is not named.
-    sigma = _figure(result.get("noise-sigma", 0.0), "noise-sigma", least=0.0)
+    sigma = figure(result.get("noise-sigma", 0.0), "noise-sigma", least=0.0)
     return ClientUpdate(client_id, params, count, sigma)
 
 
@@ -261,8 +184,8 @@ def encode_loss(loss: float) -> RecordDict:
 
 def decode_loss(content: RecordDict) -> float:
     """Raises BadReplyError for anything but a loss within ±MAX_FIGURE."""
-    result = _record(content, RESULT, MetricRecord)
-    return _figure(None if result is None else result.get("loss"), "loss", least=-MAX_FIGURE)
+    result = record_in(content, RESULT, MetricRecord)
+    return figure(None if result is None else result.get("loss"), "loss", least=-MAX_FIGURE)
 
 
 def replies_by_request(
@@ -286,43 +209,6 @@ def content_of(reply: Message | None) -> RecordDict:
         reason = printable(" ".join((reply.error.reason or "").split())) or "no reason given"
         raise BadReplyError(f"{reason:.300} (error code {reply.error.code})")
     return reply.content
-
-
-def _record(content: RecordDict, name: str, kind: type[R]) -> R | None:
-    """The record of that name and kind; Flower's own views by kind copy all records each time."""
-    record = content.get(name)
-    return record if isinstance(record, kind) else None
-
-
-def _names(value: object, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise BadReplyError(f"{name} is {_cut(value)}, not a list of names")
-    return tuple(value)
-
-
-def _whole(value: object, name: str, least: int = 1, most: int = MAX_COUNT) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadReplyError(f"{name} is {_cut(value)}, not a whole number")
-    if value < least:
-        raise BadReplyError(f"{name} is {_cut(value)}, not {least} or more")
-    if value > most:
-        raise BadReplyError(f"{name} is {_cut(value)}, more than {most}")
-    return value
-
-
-def _figure(value: object, name: str, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, float | int):
-        raise BadReplyError(f"{name} is {_cut(value)}, not a number")
-    if not least <= value <= MAX_FIGURE:
-        raise BadReplyError(f"{name} is {_cut(value)}, not {least:g} to {MAX_FIGURE:g}")
-    return float(value)
-
-
-def _cut(value: object) -> str:
-    """A value as an error shows it: short, on one line."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"a number of {value.bit_length()} bits"
-    return f"{value!r:.50}"
 
 
 @lru_cache(maxsize=4)

@@ -8,16 +8,15 @@ from contextlib import suppress
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from common.fields import BadReplyError
+from common.task import Task, encode_task
 from common.wire import (
-    BadReplyError,
     ClientInfo,
     ClientUpdate,
-    Task,
     content_of,
     decode_info,
     decode_loss,
     decode_update,
-    encode_task,
     replies_by_request,
 )
 

@@ -17,8 +17,8 @@ from common.evaluation import Evaluation, evaluate
 from common.models import ModelError
 from common.params import ParamSpec, Vector
 from common.stack import ModelStack
+from common.task import Task
 from common.trial import ROWS, Build, try_out
-from common.wire import Task
 from server_app.groups import Grouping, ungrouped
 from server_app.state import ClientStats, ServerState
 from server_app.valuation import Floats

@@ -13,7 +13,7 @@ from client_app.data import my_data
 from common import own_data
 from common.config import RunConfig
 from common.datasets import load_splits
-from common.wire import Task
+from common.task import Task
 
 TASK = Task((3, 4, 4), 3, "pixels")
 FOLDERS = Task((3, 4, 4), 3, "pixels", classes=("ant", "bee", "cow"))

@@ -14,8 +14,9 @@ from torch import nn
 from client_app.agreement import agreed
 from common.config import RunConfig
 from common.datasets import DataError, Dataset, load_splits
+from common.fields import BadReplyError
 from common.own_data import load_own_data
-from common.wire import BadReplyError, Task, decode_task, encode_task
+from common.task import Task, decode_task, encode_task
 from server_app.server_model import ServerModel
 from tests.own_files import LABELS, PIXELS, class_folders, fresh_process, mine, npz, table
 

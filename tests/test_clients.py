@@ -7,7 +7,7 @@ from client_app.data import ClientError, my_data
 from common.config import RunConfig
 from common.heterogeneity import local_epochs, noise_levels
 from common.seeding import Stream, rng_for
-from common.wire import Task
+from common.task import Task
 from tests.federation import directory_of, history_of, run
 
 

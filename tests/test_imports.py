@@ -23,6 +23,8 @@ MAY_IMPORT = {
     "benchmarks": OURS - {"tests"},
 }
 MAY_USE_FLOWER = {
+    "common/fields.py",
+    "common/task.py",
     "common/wire.py",
     "client_app/app.py",
     "server_app/app.py",

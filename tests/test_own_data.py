@@ -11,7 +11,7 @@ import torch
 from common import decode_cache, own_data
 from common.datasets import DataError
 from common.own_data import load_own_data
-from common.wire import Task
+from common.task import Task
 from tests.own_files import (
     FOLDERS,
     LABELS,

@@ -7,7 +7,7 @@ import pytest
 
 from client_app.data import ClientError, my_data
 from common.datasets import DataError
-from common.wire import Task
+from common.task import Task
 from tests.own_files import (
     CONFIG,
     LABELS,

@@ -11,7 +11,7 @@ from client_app import app as real
 from client_app.data import simulated_client
 from common.config import ConfigError, RunConfig
 from common.datasets import DataError, load_splits
-from common.wire import Task
+from common.task import Task
 from experiments.local_grid import run_in_process
 from experiments.partition_files import PartitionFilesError, write_partition
 from experiments.settings import check_data

@@ -7,7 +7,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from client_app.app import app as client_app
 from common.config import RunConfig
-from common.wire import Task
+from common.task import Task
 from experiments.local_grid import FIRST_CLIENT_NODE, LocalGrid
 from server_app.registry import ClientRegistry
 

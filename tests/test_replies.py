@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from rich.console import Console
 
 from common.errors import printable
+from common.fields import BadReplyError
 from common.wire import (
-    BadReplyError,
     ClientInfo,
     ClientUpdate,
     content_of,
