@@ -107,6 +107,24 @@ ABOUT = {
     "Permissions": "Files that this user may not read or write.",
     "Disk full": "What was saved before stays, and `--resume` continues it.",
 }
+
+
+def network(name: str, layers: str) -> Provoke:
+    """A run with a model of these layers, in a module of its own."""
+    code = (
+        "import torch\nfrom torch import nn\n"
+        "class Drops(nn.Module):\n"
+        "    def forward(self, x):\n        return nn.functional.dropout(x)\n"
+        "class Flags(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('begun', torch.tensor(False))\n"
+        "    def forward(self, x):\n        self.begun |= self.training\n"
+        "        return 2 * x if self.begun else x\n"
+        f"net = lambda shape, k: nn.Sequential({layers})\n"
+    )
+    return run("-c", f"model={name}:net", make=file(f"{name}.py", code))
+
+
 KINDS: dict[str, dict[str, Provoke]] = {
     "Configuration": {
         "`-c num-round=3`: no such key": run("-c", "num-round=3"),
@@ -159,6 +177,15 @@ KINDS: dict[str, dict[str, Provoke]] = {
                 "from torch import nn\n"
                 "net = lambda shape, k: nn.Sequential(nn.Flatten(), nn.AvgPool1d(6, 6))\n",
             ),
+        ),
+        "a model that scores an example by the others of its batch": network(
+            "mixes", "nn.Flatten(), nn.Linear(64, k), nn.BatchNorm1d(k, track_running_stats=False)"
+        ),
+        "a model with dropout that stays on": network(
+            "drops", "nn.Flatten(), nn.Linear(64, k), Drops()"
+        ),
+        "a model that remembers in a flag": network(
+            "flags", "nn.Flatten(), nn.Linear(64, k), Flags()"
         ),
         "a logger of no known name": run("-c", "loggers=wandb"),
         "a logger whose library is not installed": run(
