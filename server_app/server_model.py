@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from common.datasets import Dataset, inputs_of
 from common.errors import one_line
@@ -41,6 +42,8 @@ def cores() -> int:
 
 def _copied(model: nn.Module) -> nn.Module:
     """Raises ModelError for a network that cannot be copied, as with the old weight_norm."""
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise ModelError("model: has lazy layers without shapes yet; call it on some examples")
     try:
         return copy.deepcopy(model)
     except Exception as error:  # the user's code may raise anything

@@ -21,6 +21,7 @@ from common.params import ParamSpec
 from experiments.local_grid import run_in_process
 from server_app.app import app as server_app
 from server_app.app import server_model
+from server_app.server_model import ServerModel
 from server_app.strategy import RoundError
 from tests import networks
 from tests.conftest import DATA, REQUIRED
@@ -303,6 +304,17 @@ def test_a_factory_may_draw_from_any_global_generator(choose):
     first, second = (build_model("tests.networks:factory", (1, 8, 8), 10, 0) for _ in range(2))
     assert torch.equal(first[1].weight, second[1].weight)
     assert np.random.get_state()[1].tolist() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("lazy", "has lazy layers without shapes yet"), ("old weight norm", "cannot be copied")],
+)
+def test_a_network_that_cannot_be_copied_needs_its_factory(name, words):
+    factory = WORK[name]
+    splits = load_splits(config_for("unused").data, 0)
+    with pytest.raises(ModelError, match=words):
+        ServerModel(factory((1, 8, 8), 10), splits.val, splits.test, 10)
 
 
 # ---- whole-number inputs, and clients with few examples --------------------------------------
