@@ -19,7 +19,8 @@ from common.params import ParamSpec
 from common.seeding import Stream, client_key, rng_for
 from common.task import Task, decode_task
 from common.training import add_parameter_noise, clip_update, local_sgd
-from common.trial import ROWS, try_out
+from common.trial import ROWS
+from common.try_out import try_out
 from common.wire import (
     ClientUpdate,
     decode_params,
@@ -84,7 +85,8 @@ def train(message: Message, context: Context) -> Message:
     task = decode_task(message.content)
     config, me = _setup(context, task)
     model, spec = _model(config, task)
-    if not (spec.complete and chain_of(model)[0]):  # it may remember what no vector holds
+    plain = spec.complete and chain_of(model)[0]
+    if not plain:  # it may remember what no vector holds
         model = _build(config, task)
     params = decode_params(params_bytes(message.content), spec.size)
     spec.load(model, params)
@@ -93,8 +95,8 @@ def train(message: Message, context: Context) -> Message:
     rng = rng_for(config.seed, Stream.LOCAL_SGD, server_round, client)
     data, epochs = me.data.to(config.device), me.local_epochs
     local_sgd(model, data, config.training, epochs, rng, me.batch_size)
-    if task.network:
-        task.network.check_constant(model, _model(config, task)[0])
+    if task.network and not plain:
+        task.network.check_trained(model, _model(config, task)[0], spec)
     trained = clip_update(spec.flatten(model), params, config.heterogeneity.clip_norm)
     if me.noise_sigma:
         known = rng_for(config.seed, Stream.NOISE, server_round, client)
@@ -144,7 +146,8 @@ def _try_out(config: RunConfig, task: Task, me: ClientData, path: str) -> None:
 def _build(config: RunConfig, task: Task) -> nn.Module:
     name, seed, whole = config.training.model, config.seed, task.inputs == "whole"
     model = build_model(name, task.input_shape, task.num_classes, seed, whole)
-    return model.to(config.device)
+    model.to(config.device)  # a network of one's own may return nothing here
+    return model
 
 
 @lru_cache(maxsize=2)

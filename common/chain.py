@@ -33,8 +33,7 @@ def chain_of(model: nn.Module) -> tuple[Chain, str]:
 def _walk(module: nn.Module, prefix: str, chain: Chain) -> str:
     """Put the layers into the chain, in the order in which they run; says what is in the way."""
     what = f"layer {prefix[:-1]!r}" if prefix else "it"
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if any(getattr(module, kind) for kind in hooks):
+    if any(value for name, value in vars(module).items() if name.endswith("_hooks")):
         return f"{what} has hooks"
     if "forward" in vars(module):
         return f"{what} has a forward of its own"

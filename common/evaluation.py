@@ -23,14 +23,15 @@ class Evaluation(NamedTuple):
 def evaluate(
     model: nn.Module, data: Dataset, chunk: int = CHUNK, members: Tensor | None = None
 ) -> Evaluation:
-    """Evaluate in inference mode, in cache-sized chunks; `members` as in `tally`, or no groups."""
-    model.eval()
+    """Evaluate without gradients, in cache-sized chunks; `members` as in `tally`, or no groups."""
+    to_evaluation(model)
     if members is None:
         members = torch.zeros((len(data), 0), dtype=torch.float64, device=data.x.device)
     loss = torch.zeros((), dtype=torch.float64, device=data.x.device)
     correct = torch.zeros((), dtype=torch.int64, device=data.x.device)
     in_groups = torch.zeros(members.shape[1], dtype=torch.float64, device=data.x.device)
-    with torch.inference_mode():
+    # Not inference_mode: in it a network cannot differentiate for itself, as energies' do.
+    with torch.no_grad():
         for start in range(0, len(data), chunk):
             part = slice(start, start + chunk)
             sums = tally(model(data.x[part]), data.y[part], members[part])
@@ -39,6 +40,12 @@ def evaluate(
             in_groups += sums.in_groups
     by_group = tuple((in_groups / len(data)).tolist())
     return Evaluation(float(loss) / len(data), int(correct) / len(data), by_group)
+
+
+def to_evaluation(model: nn.Module) -> None:
+    """By way of training: what a network derives from its parameters then, it derives anew."""
+    model.train()
+    model.eval()
 
 
 class Tally(NamedTuple):

@@ -1,17 +1,15 @@
 """The paper's models, and the user's own by `package.module:factory`."""
 
 import importlib
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from common.errors import GreedyfedError, one_line
-from common.seeding import Stream, rng_for
+from common.seeding import Stream, global_generators, rng_for
 
 
 class ModelError(GreedyfedError):
@@ -95,7 +93,7 @@ def build_model(
             model = factory(input_shape, num_classes)
         except ModelError:
             raise
-        except Exception as error:  # the user's code may raise anything
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
             raise ModelError(
                 f"model = {name!r}: factory(input_shape={input_shape}, num_classes={num_classes}) "
                 f"raised {type(error).__name__}: {one_line(error)}; correct the factory"
@@ -108,9 +106,10 @@ def build_model(
         if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
             zeros = torch.zeros(2, *input_shape, dtype=torch.int64 if whole else torch.float32)
             try:
+                model.eval()
                 with torch.no_grad():  # what inference_mode makes can never be trained
-                    model.eval()(zeros)
-            except Exception as error:  # the user's code may raise anything
+                    model(zeros)
+            except (Exception, SystemExit) as error:  # the user's code may raise anything
                 raise misfit(name, input_shape, num_classes, error) from error
     if not any(p.requires_grad for p in model.parameters()):
         raise ModelError(f"model = {name!r}: has no parameter to train; give it some")
@@ -118,28 +117,24 @@ def build_model(
 
 
 def misfit(
-    name: str, input_shape: tuple[int, ...], num_classes: int, why: Exception | str
+    name: str, input_shape: tuple[int, ...], num_classes: int, why: BaseException
 ) -> ModelError:
     """The error of a model that does not map examples to class scores."""
-    if isinstance(why, Exception):
-        why = f"{type(why).__name__}: {one_line(why):.300}"
+    told = f"{type(why).__name__}: {one_line(why):.300}"
     shape = ", ".join(map(str, input_shape))
-    return ModelError(f"model = {name!r}: {why}; it must map (n, {shape}) to (n, {num_classes})")
+    return ModelError(f"model = {name!r}: {told}; it must map (n, {shape}) to (n, {num_classes})")
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the generators that a factory may draw from, for the time of the block."""
-    others = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    """Seed the generators that a factory may draw from; what it changes for all is changed back."""
+    kind = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]), global_generators(seed):
         torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
         try:
             yield
         finally:
-            random.setstate(others[0])
-            np.random.set_state(others[1])
+            torch.set_default_dtype(kind)
 
 
 def check_device(device: str) -> None:

@@ -5,6 +5,9 @@ that resumes at round t draws what an unbroken run draws at round t, on whatever
 """
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
@@ -37,3 +40,16 @@ def rng_for(seed: int, stream: Stream, *ids: int) -> np.random.Generator:
 def client_key(client_id: str) -> int:
     """A stable 64-bit number for a client's name, to be used as an id in `rng_for`."""
     return int.from_bytes(hashlib.blake2b(client_id.encode(), digest_size=8).digest(), "big")
+
+
+@contextmanager
+def global_generators(seed: int) -> Iterator[None]:
+    """Seed Python's and numpy's global generators, from which user code may draw, for a block."""
+    ours, theirs = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(theirs)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, linear
 
 from common.chain import ELEMENTWISE, NOTHING, POOLING, Chain, chain_of
+from common.evaluation import to_evaluation
 from common.params import ParamSpec, Vector
 
 #: A layer of C models: from examples (n, …), the same for all models, or from maps
@@ -111,13 +112,14 @@ class ModelStack:
         vectors = _perturbed(self.spec, self.spec.flatten(self.model), positive)
         params = torch.from_numpy(vectors).to(examples.device)
         before = self.spec.flatten(self.model)
-        with torch.inference_mode():
+        with torch.no_grad():
             found = [self.whole(params)(examples)]
             if self.mixable:
                 found.append(self.rest(params[:, self.first_size :])(self.first(params)(examples)))
             plain = []
             for vector in vectors:
                 self.spec.load(self.model, vector)
+                to_evaluation(self.model)
                 plain.append(self.model(examples))
             self.spec.load(self.model, before)
             expected = torch.stack(plain)
@@ -175,7 +177,7 @@ def _width(model: nn.Module, example: Tensor) -> int:
     parametric = (layer for layer in layers if list(layer.parameters(recurse=False)))
     hooks = [layer.register_forward_hook(note) for layer in parametric]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             model(example)
     finally:
         for hook in hooks:

@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 from common.config import TrainingConfig
 from common.datasets import Dataset
 from common.params import Vector
+from common.seeding import global_generators
 
 
 def local_sgd(
@@ -39,8 +40,10 @@ def local_sgd(
     size = max(batch_size or n // batches or n, min(n, 2))
     loss_sum = torch.zeros((), device=data.x.device)
     cuda = [data.x.device] if data.x.is_cuda else []
-    with torch.random.fork_rng(devices=cuda):  # dropout and the like draw from torch's generators
-        torch.default_generator.manual_seed(int(rng.integers(2**63)))
+    seed = int(rng.integers(2**63))
+    # Dropout and the like draw from torch's generators, a network of one's own perhaps from others.
+    with torch.random.fork_rng(devices=cuda), global_generators(seed):
+        torch.default_generator.manual_seed(seed)
         if cuda:
             torch.cuda.manual_seed(int(rng.integers(2**63)))
         for _ in range(epochs):
@@ -56,6 +59,8 @@ def local_sgd(
                 with torch.no_grad():
                     for p, p0 in zip(parameters, anchor, strict=False):
                         if p.grad is not None:
+                            if p.grad.is_sparse:  # of an embedding
+                                p.grad = p.grad.to_dense()
                             p.grad.add_(p - p0, alpha=config.proximal_mu)
                     for p, velocity in zip(parameters, velocities, strict=True):
                         if p.grad is not None:

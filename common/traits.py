@@ -16,7 +16,7 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Traits:
-    """What a trial (`common.trial`) found of a network.
+    """What a trial (`common.try_out`) found of a network.
 
     Attributes:
         constant: floating-point buffers that training leaves alone; they do not travel.
@@ -57,21 +57,36 @@ class Traits:
                 "server's; give both the same file or the same seed"
             )
 
-    def check_constant(self, trained: nn.Module, new: nn.Module) -> None:
+    def check_trained(self, trained: nn.Module, new: nn.Module, spec: ParamSpec) -> None:
         """Raises ModelError where training changed what does not travel, which would be lost."""
         now, before = trained.state_dict(), new.state_dict()
-        for name in self.constant:
-            if not torch.equal(now[name], before[name]):
-                raise ModelError(
-                    f"training changes {name!r}, which it left alone when it was tried out; change "
-                    "a buffer in each step of training, or in none"
-                )
+        moved = [name for name in self.constant if not torch.equal(now[name], before[name])]
+        if moved or ParamSpec.of(trained, self.constant).entries != spec.entries:
+            what = repr(moved[0]) if moved else "which parameters are trained"
+            raise ModelError(
+                f"training changes {what}, which it left alone when it was tried out; change it in "
+                "each step of training, or in none"
+            )
 
 
 def state_of(model: nn.Module, copied: bool = True) -> State:
     """The tensors of the state_dict, or copies of them."""
     state = {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     return {n: t.clone() for n, t in state.items()} if copied else state
+
+
+def differing(before: State, after: State, rtol: float = 0.0, atol: float = 0.0) -> list[str]:
+    """The names of tensors that are not equal, or in one of both only; NaN equals NaN."""
+    both = before.keys() & after.keys()
+    return sorted(before.keys() ^ after.keys()) + [
+        name
+        for name in before
+        if name in both
+        and not (
+            before[name].shape == after[name].shape
+            and torch.allclose(before[name], after[name], rtol=rtol, atol=atol, equal_nan=True)
+        )
+    ]
 
 
 def _layout(state: State, spec: ParamSpec) -> str:

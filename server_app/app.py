@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from math import isfinite
+from math import isclose, isfinite
 from pathlib import Path
 
 import torch
@@ -86,8 +86,9 @@ def server_model(config: RunConfig) -> ServerModel:
     for note in splits.notes:
         log.warning(note)
     name, shape, classes = config.training.model, splits.input_shape, splits.num_classes
+    build = partial(build_model, name, shape, classes, whole=splits.inputs == "whole")
     model = ServerModel(
-        partial(build_model, name, shape, classes, config.seed, splits.inputs == "whole"),
+        partial(build, config.seed),
         splits.val,
         splits.test,
         classes,
@@ -96,6 +97,7 @@ def server_model(config: RunConfig) -> ServerModel:
         valuation.valuation_memory,
         grouping_from(valuation, config.seed) if is_valued(config) else None,
         name,
+        partial(build, config.seed + 1),
     )
     model.task = replace(
         model.task, inputs=splits.inputs, features=splits.features, classes=splits.classes
@@ -121,6 +123,13 @@ def _check_state(config: RunConfig, model: ServerModel, path: Path, state: Serve
         raise RunDirectoryError(
             f"{path}: holds a model of {state.params.size} parameters, {config.training.model!r} "
             f"has {model.spec.size} now; give another output-dir"
+        )
+    loss = model.val_loss(state.params)
+    if not isclose(loss, state.val_loss, rel_tol=1e-3, abs_tol=1e-3):
+        raise RunDirectoryError(
+            f"{path}: its model's validation loss was {state.val_loss:.6g} and is {loss:.6g} now: "
+            f"the code of model = {config.training.model!r} or the server's data changed; restore "
+            "them, or give another output-dir"
         )
     before, now = len(state.group_losses), len(model.group_shares)
     if not before and config.selection.algorithm != "greedyfed-classes":

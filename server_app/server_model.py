@@ -19,7 +19,8 @@ from common.models import ModelError
 from common.params import ParamSpec, Vector
 from common.stack import ModelStack
 from common.task import Task
-from common.trial import ROWS, Build, try_out
+from common.trial import ROWS, Build
+from common.try_out import try_out
 from server_app.groups import Grouping, ungrouped
 from server_app.state import ClientStats, ServerState
 from server_app.valuation import Floats
@@ -40,6 +41,12 @@ def cores() -> int:
     return int(os.environ.get("OMP_NUM_THREADS") or allowed or 1)
 
 
+def _built(make: Build, device: str) -> nn.Module:
+    model = make()
+    model.to(device)  # a network of one's own may return nothing here
+    return model
+
+
 def _copied(model: nn.Module) -> nn.Module:
     """Raises ModelError for a network that cannot be copied, as with the old weight_norm."""
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
@@ -55,7 +62,7 @@ def _copied(model: nn.Module) -> nn.Module:
 class ServerModel:
     """The model with the server's own data: losses of parameter vectors (D,).
 
-    The network is tried out on validation examples (`common.trial`). Where it is a chain of known
+    The network is tried out on validation examples (`common.try_out`). Where it is a chain of known
     layers, the models of many coalitions are evaluated as one (`common.stack`).
 
     Args:
@@ -66,6 +73,7 @@ class ServerModel:
         memory: MiB that the models and activations of many coalitions may take at a time.
         grouping: the groups of validation examples whose losses are told apart; None: none are.
         name: the network's, for messages.
+        elsewhere: builds the network with other random numbers, as whoever loads a saved one does.
 
     Raises:
         ModelError: the network cannot be averaged, saved or valued rightly.
@@ -82,11 +90,18 @@ class ServerModel:
         memory: int = 256,
         grouping: Grouping | None = None,
         name: str = "given",
+        elsewhere: Build | None = None,
     ) -> None:
-        build = partial(_copied, model) if isinstance(model, nn.Module) else model
+        make = partial(_copied, model) if isinstance(model, nn.Module) else model
         few = val.take(np.arange(max(2, ROWS)) % len(val)).to(device)
-        traits, notes = try_out(lambda: build().to(device), few, num_classes, name)
-        self.model = build().to(device)
+        traits, notes = try_out(
+            partial(_built, make, device),
+            few,
+            num_classes,
+            name,
+            elsewhere and partial(_built, elsewhere, device),
+        )
+        self.model = _built(make, device)
         self.task = Task(tuple(val.x.shape[1:]), num_classes, inputs_of(val.x), network=traits)
         self.spec = ParamSpec.of(self.model, traits.constant)
         self.floats = memory * 2**18  # of 4 bytes, that may be taken at a time

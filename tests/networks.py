@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import random
 from itertools import pairwise
 from math import prod
 
@@ -206,6 +207,100 @@ def residual(net, x):
     return x + net.inner(x.relu())
 
 
+def normed(d, h):
+    return weight_norm(nn.Linear(d, h))
+
+
+def parametrized(d, h):
+    return parametrizations.weight_norm(nn.Linear(d, h))
+
+
+class Outputs(Net):
+    def __init__(self, shape, k):
+        super().__init__(shape, k, lambda net, x: x.relu(), aux=nn.Linear(12, k))
+
+    def forward(self, x):
+        scores = super().forward(x)
+        return (scores, self.aux(self.inp(x.flatten(1)))) if self.training else scores
+
+
+class Merged(nn.Module):
+    """Two layers that become one where training ends (as RepVGG and LoRA do)."""
+
+    def __init__(self, shape, k):
+        super().__init__()
+        self.a, self.b, self.merged = nn.Linear(prod(shape), 12), nn.Linear(12, k), None
+
+    def train(self, mode=True):
+        if self.training and not mode:
+            bias = self.b.weight @ self.a.bias + self.b.bias
+            self.merged = (self.b.weight @ self.a.weight).detach(), bias.detach()
+        return super().train(mode)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training or self.merged is None:
+            return self.b(self.a(x))
+        return F.linear(x, *self.merged)
+
+
+class Energy(nn.Module):
+    """Differentiates for itself, also in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(12, 12), nn.Softplus(), nn.Linear(12, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            return torch.autograd.grad(self.inner(x).sum(), x, create_graph=self.training)[0]
+
+
+class Noisy(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return x * (0.5 + self.draw()) if self.training else x
+
+
+class Renamed(Net):
+    """A state_dict without the prefix that a wrapper adds, and loading that knows it."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.register_state_dict_post_hook(self._short)
+        self.register_load_state_dict_pre_hook(self._long)
+
+    @staticmethod
+    def _short(module, state, prefix, local):
+        for name in list(state):
+            state[f"net.{name}"] = state.pop(name)
+
+    @staticmethod
+    def _long(module, state, *_):
+        for name in list(state):
+            state[name.removeprefix("net.")] = state.pop(name)
+
+
+class Silent(Net):
+    def to(self, *args, **kwargs):
+        super().to(*args, **kwargs)
+
+    def train(self, mode=True):
+        super().train(mode)
+
+    def eval(self):
+        super().eval()
+
+
+def of_doubles(shape, k):
+    torch.set_default_dtype(torch.float64)
+    return Half(prod(shape), k, torch.float64)
+
+
 #: Each must record what plain PyTorch says.
 WORK = {
     "mlp": lambda s, k: mlp(s, k, nn.ReLU()),
@@ -251,6 +346,13 @@ WORK = {
     "frozen bias": frozen_bias,
     "extra state of tensors": lambda s, k: mlp(s, k, TensorState(), nn.ReLU()),
     "numbers of numpy": numpy_drawn,
+    "merged in evaluation": lambda s, k: Merged(s, k),
+    "energy": lambda s, k: mlp(s, k, Energy()),
+    "noise of numpy in training": lambda s, k: mlp(s, k, Noisy(np.random.rand)),
+    "noise of random in training": lambda s, k: mlp(s, k, Noisy(random.random)),
+    "default of float64": of_doubles,
+    "other names in state_dict": lambda s, k: Renamed(s, k, lambda net, x: x.relu()),
+    "to, eval and train that return nothing": lambda s, k: Silent(s, k, lambda net, x: x.relu()),
     "probabilities": lambda s, k: nn.Sequential(*mlp(s, k, nn.ReLU()), nn.Softmax(1)),
     "scripted": lambda s, k: torch.jit.script(mlp(s, k, nn.ReLU())),
     "sequence of parameters": lambda s, k: Net(
@@ -263,209 +365,6 @@ WORK = {
     "float16": lambda s, k: Half(prod(s), k, torch.float16),
     "one linear layer": lambda s, k: nn.Sequential(nn.Flatten(), nn.Sequential(), nn.Linear(64, k)),
 }
-
-
-def normed(d, h):
-    return weight_norm(nn.Linear(d, h))
-
-
-def parametrized(d, h):
-    return parametrizations.weight_norm(nn.Linear(d, h))
-
-
-class Outputs(Net):
-    def __init__(self, shape, k):
-        super().__init__(shape, k, lambda net, x: x.relu(), aux=nn.Linear(12, k))
-
-    def forward(self, x):
-        scores = super().forward(x)
-        return (scores, self.aux(self.inp(x.flatten(1)))) if self.training else scores
-
-
-# ---- what cannot be right --------------------------------------------------------------------
-
-
-class FirstBatch(nn.Module):
-    """Learns a scale from the first batch that it sees, and remembers so in a flag."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("known", torch.tensor(False))
-        self.scale = nn.Parameter(torch.ones(12))
-
-    def forward(self, x):
-        if self.training and not self.known:
-            self.scale.data.copy_(x.detach().std(0))
-            self.known.fill_(True)
-        return x * self.scale if self.known else x
-
-
-class NotSaved(RunningScale):
-    def __init__(self):
-        super().__init__()
-        self._buffers["second_moment"] = None
-        self.register_buffer("second_moment", torch.ones(()), persistent=False)
-
-
-class Remembers(nn.Module):
-    """An average that is an attribute of Python's."""
-
-    mean = 1.0
-
-    def forward(self, x):
-        if self.training:
-            self.mean = 0.5 * self.mean + 0.5 * float(x.detach().pow(2).mean())
-        return x / (1 + self.mean)
-
-
-class MovesInEvaluation(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("last", torch.zeros(12))
-
-    def forward(self, x):
-        self.last.copy_(x.detach().mean(0))
-        return x
-
-
-class Teacher(nn.Module):
-    """A frozen copy that follows the trained layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.student, self.teacher = nn.Linear(12, 12), nn.Linear(12, 12).requires_grad_(False)
-
-    def forward(self, x):
-        if self.training:
-            self.teacher.weight.lerp_(self.student.weight.detach(), 0.5)
-        return self.student(x) + self.teacher(x)
-
-
-class NoTensor(TensorState):
-    def get_extra_state(self):
-        return {"note": "text"}
-
-
-class Copies(nn.Linear):
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        for name, parameter in self._parameters.items():
-            destination[prefix + name] = parameter.detach().clone()
-
-
-class Sequence(Recurrent):
-    """The batch taken for time: batch_first is forgotten."""
-
-    def forward(self, x):
-        self.cell.batch_first = False
-        return super().forward(x)
-
-
-def part_shared(shape, k):
-    net = mlp(shape, k, nn.ReLU(), nn.Linear(12, 12))
-    net[3].bias = nn.Parameter(net[1].bias.detach()[:6].repeat(2))
-    net[3].weight = nn.Parameter(net[3].weight.detach())
-    net[3].bias.data = net[3].weight.detach()[0]
-    return net
-
-
-def unseeded(shape, k):
-    net = mlp(shape, k, nn.ReLU())
-    net[1].weight.data.normal_(generator=torch.Generator().manual_seed(next(_numbers)))
-    return net
-
-
-def numbers():
-    yield from range(1000)
-
-
-_numbers = numbers()
-
-
-def started(shape, k, value):
-    net = mlp(shape, k, nn.ReLU())
-    net[1].weight.data.fill_(value)
-    return net
-
-
-ONE = nn.Linear(12, 12)
-WHOLE = mlp((1, 8, 8), 10, nn.ReLU())
-
-#: Each is refused before a run begins; some words of the line.
-REFUSED = {
-    "the same network again": (lambda s, k: WHOLE, "returns '1.weight' again that it returned"),
-    "a layer of the module's": (lambda s, k: mlp(s, k, ONE), "returns '2.weight' again that it"),
-    "dict": (lambda s, k: Refused(s, k, lambda o: {"logits": o}), "gives dict in evaluation"),
-    "tuple": (lambda s, k: Refused(s, k, lambda o: (o, o)), "gives tuple in evaluation"),
-    "complex scores": (lambda s, k: Refused(s, k, lambda o: o * 1j), "gives torch.complex64"),
-    "classes": (lambda s, k: mlp(s, k + 1, nn.ReLU()), "gives (16, 11) for 16 examples"),
-    "squeezed": (lambda s, k: Refused(s, k, torch.squeeze), "gives (10,) for 1 examples"),
-    "no gradient": (lambda s, k: Refused(s, k, torch.detach), "does not require grad"),
-    "dict in training": (
-        lambda s, k: Refused(s, k, lambda o: o, lambda o: {"logits": o}),
-        "gives dict in training",
-    ),
-    "one score in training": (
-        lambda s, k: Refused(s, k, lambda o: o, lambda o: o[:, :1]),
-        "gives (16, 1) in training",
-    ),
-    "dropout that stays on": (lambda s, k: Refused(s, k, F.dropout), "other scores each time"),
-    "batch taken for time": (
-        lambda s, k: Sequence(s[-1], k, nn.GRU),
-        "scores an example otherwise beside other examples",
-    ),
-    "norm without statistics": (
-        lambda s, k: mlp(s, k, nn.BatchNorm1d(12, track_running_stats=False)),
-        "scores an example otherwise beside other examples",
-    ),
-    "mean of the batch": (
-        lambda s, k: Net(s, k, lambda net, x: x - x.mean(0)),
-        "scores an example otherwise beside other examples",
-    ),
-    "flag": (lambda s, k: mlp(s, k, FirstBatch()), "in buffers of whole numbers or flags"),
-    "not saved": (
-        lambda s, k: Net(s, k, lambda net, x: net.scale(x), scale=NotSaved()),
-        "outside of its parameters",
-    ),
-    "attribute": (lambda s, k: mlp(s, k, Remembers()), "outside of its parameters"),
-    "moves in evaluation": (lambda s, k: mlp(s, k, MovesInEvaluation()), "evaluation changes '2.l"),
-    "teacher": (lambda s, k: mlp(s, k, Teacher()), "changes '2.teacher.weight', which is frozen"),
-    "extra state": (lambda s, k: mlp(s, k, NoTensor()), "'2._extra_state', which is no tensor"),
-    "unflattened": (lambda s, k: nn.Linear(prod(s), k), "mat1 and mat2 shapes"),
-    "copies": (lambda s, k: mlp(s, k, Copies(12, 12)), "its state_dict gives copies"),
-    "shared in part": (part_shared, "'3.bias' and '3.weight' share memory in part"),
-    "unseeded": (unseeded, "other numbers each time that the factory is called"),
-    "expanded table": (
-        lambda s, k: Attention(*s[-2:], k, expanded=True),
-        "more than one element of the written-to",
-    ),
-    "NaN": (lambda s, k: started(s, k, float("nan")), "scores that are NaN or infinite"),
-    "huge": (lambda s, k: started(s, k, 1e38), "scores that are NaN or infinite"),
-    "nothing to train": (lambda s, k: mlp(s, k).requires_grad_(False), "has no parameter to train"),
-    "trains what it does not use": (
-        lambda s, k: (
-            Net(s, k, lambda net, x: x, spare=nn.Linear(3, 3))
-            .requires_grad_(False)
-            .apply(
-                lambda m: m.requires_grad_(m.weight.shape == (3, 3)) if hasattr(m, "weight") else 0
-            )
-        ),
-        "does not require grad",
-    ),
-    "double inputs": (lambda s, k: mlp(s, k, nn.ReLU()).double(), "must have the same dtype"),
-}
-
-
-class Refused(nn.Module):
-    """An MLP with something done to its output, in training perhaps something else."""
-
-    def __init__(self, shape, k, change, in_training=None):
-        super().__init__()
-        self.net, self.change = mlp(shape, k, nn.ReLU()), change
-        self.in_training = in_training or change
-
-    def forward(self, x):
-        return (self.in_training if self.training else self.change)(self.net(x))
-
 
 #: The network that the factory below makes: a function of shape and classes.
 chosen = WORK["mlp"]

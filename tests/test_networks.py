@@ -21,13 +21,14 @@ from common.params import ParamSpec
 from experiments.local_grid import run_in_process
 from server_app.app import app as server_app
 from server_app.app import server_model
+from server_app.run_directory import RunDirectoryError
 from server_app.server_model import ServerModel
 from server_app.strategy import RoundError
 from tests import networks
+from tests.bad_networks import REFUSED
 from tests.conftest import DATA, REQUIRED
 from tests.federation import directory_of, history_of, run
 from tests.networks import (
-    REFUSED,
     WORK,
     Doubled,
     Net,
@@ -298,6 +299,45 @@ class Late(nn.Module):
         return x * self.late
 
 
+def test_a_parameter_that_is_trained_later_than_it_was_tried_is_not_lost_silently(choose, tmp_path):
+    choose(lambda s, k: Thaws(s, k, lambda net, x: x.relu()))
+    with pytest.raises(RoundError, match=r"training changes which parameters are trained, which"):
+        run(config_for(tmp_path))
+
+
+class Thaws(Net):
+    """Trains its first layer too after 20 steps."""
+
+    steps = 0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.inp.requires_grad_(False)
+
+    def forward(self, x):
+        self.steps += self.training
+        self.inp.requires_grad_(self.steps > 20)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", ["noise of numpy in training", "noise of random in training"])
+def test_the_seed_makes_the_run_whatever_generator_a_network_draws_from(name, choose, tmp_path):
+    choose(WORK[name])
+    models = [
+        (run(config_for(tmp_path / folder)) / "model.safetensors").read_bytes() for folder in "ab"
+    ]
+    assert models[0] == models[1]
+
+
+def test_a_run_does_not_go_on_with_another_network(choose, tmp_path):
+    """Of the same tensors, so that nothing but what it scores tells."""
+    choose(lambda s, k: mlp(s, k, nn.ReLU()))
+    run(config_for(tmp_path))
+    choose(lambda s, k: mlp(s, k, nn.Tanh()))
+    with pytest.raises(RunDirectoryError, match=r"the code of model = .* or the server's data ch"):
+        run(config_for(tmp_path, num_rounds=5, resume=True))
+
+
 def test_a_factory_may_draw_from_any_global_generator(choose):
     choose(WORK["numbers of numpy"])
     before = np.random.get_state()[1].tolist()
@@ -356,10 +396,11 @@ def vectors(rng, y):
     return (rng.normal(size=(len(y), 4)) + y[:, None]).astype(np.float32)
 
 
+@pytest.mark.parametrize("mu", [0.0, 0.1])
 @pytest.mark.parametrize("keys", [{}, {"sparse": True}, {"padding_idx": 0}])
-def test_ids_are_embedded(keys, choose, tmp_path):
+def test_ids_are_embedded(keys, mu, choose, tmp_path):
     choose(lambda s, k: Bag(k, **keys))
-    config, nodes = federation(tmp_path, (20, 30, 40), tokens, num_rounds=8)
+    config, nodes = federation(tmp_path, (20, 30, 40), tokens, num_rounds=8, proximal_mu=mu)
     run_in_process(server_app, client_app, config.to_flat(), nodes)
     record = history_of(directory_of(config))[-1]
     saved = Bag(2, **keys)
