@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,11 @@ class Deployment:
 
     def __init__(self, root: Path) -> None:
         bridge = ["docker", "network", "inspect", "bridge", "--format"]
-        form = "{{(index .IPAM.Config 0).Gateway}}"
+        form = "{{(index .IPAM.Config 0).Subnet}}"
         done = subprocess.run([*bridge, form], capture_output=True, text=True, check=True)
-        self.host, self.port = done.stdout.strip(), free_port()
+        # The first address is the engine's; one that has just been installed does not tell it.
+        self.host = str(next(ip_network(done.stdout.strip()).hosts()))
+        self.port = free_port()
         plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
         common = {
             "sudo ": "",
