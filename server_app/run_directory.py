@@ -78,7 +78,7 @@ class RunDirectory:
         self.describe(recorded_versions(self.path / CONFIG))
 
     def _check(self, config: RunConfig) -> None:
-        """Raises RunDirectoryError where it holds a run that is not to be gone on with, or cannot."""
+        """Raises RunDirectoryError where its run is not to be gone on with, or cannot be."""
         has_state, is_complete = (self.path / STATE).exists(), self.is_complete
         lost = "" if has_state or is_complete else self._lost()
         if not config.resume and (has_state or is_complete or lost):
