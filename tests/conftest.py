@@ -66,9 +66,10 @@ def _process_identity():
 
 
 @pytest.fixture
-def told(caplog):
+def told(caplog, monkeypatch):
     """What a run says."""
     log = logging.getLogger("greedyfed")
+    monkeypatch.setattr(log, "propagate", False)  # or each line may come twice
     log.addHandler(caplog.handler)
     caplog.set_level(logging.INFO, "greedyfed")
     yield caplog
