@@ -8,12 +8,13 @@ import hashlib
 import os
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
-from common.datasets import DataError
+from common.datasets import DataError, downloaded
 from common.decode_cache import Decoded, decoded_once
 from common.errors import one_line
 from common.images import IMAGE_SUFFIXES, decode_images, is_junk
@@ -48,8 +49,9 @@ def load_cifar10(data_dir: str, download: bool) -> tuple[Part, Part, tuple[str, 
 def _torchvision(root: Path, train: bool, download: bool) -> Part:
     from torchvision import datasets
 
+    fetched = partial(datasets.CIFAR10, root, train=train, download=True)
     try:
-        raw = datasets.CIFAR10(root, train=train, download=download)
+        raw = downloaded(fetched, str(root), "cifar10") if download else fetched(download=False)
     except RuntimeError as error:
         raise DataError(
             f"data-dir = '{root}': cifar10 cannot be read: {one_line(error)}; give its folder, or "

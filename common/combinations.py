@@ -2,11 +2,14 @@
 
 import json
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 if TYPE_CHECKING:
     from common.config import RunConfig
 
 MAX_EXACT_COHORT = 14
+#: Of Unicode: control characters, ends of lines and of paragraphs.
+NO_TEXT = "Cc", "Zl", "Zp"
 LOGGERS = "tensorboard", "mlflow"
 
 
@@ -30,8 +33,11 @@ def impossible(config: "RunConfig") -> list[str]:
     """Combinations of keys that no run can satisfy, a line each."""
     n, m, found = config.data.num_clients, config.selection.clients_per_round, []
     for key, value in config.to_flat().items():
-        if isinstance(value, str) and ("\0" in value or len(value.splitlines()) > 1):
-            found.append(f"{key} = {json.dumps(value)}: must be one line of text; correct it")
+        if isinstance(value, str) and any(category(c) in NO_TEXT for c in value):
+            found.append(
+                f"{key} = {json.dumps(value)}: must be one line of text without control "
+                "characters; correct it"
+            )
     if n == 1:
         found.append("num-clients = 1: a federation has at least 2 clients; raise num-clients")
     if n and m > n:

@@ -144,8 +144,9 @@ class ValuationConfig(_Part):
     valuation: Literal["auto", "gtg", "exact", "tmc", "kriging", "none"] = Field(
         "auto",
         description="`gtg`, `exact`, `tmc`, `kriging`, `none`; `auto`: none where the algorithm "
-        "needs none, else `exact` within the budget (without one: 127 evaluations, M ≤ 7), else "
-        "`kriging`; with `valuation-stop = released` it is `gtg`",
+        "needs none, zeros in a round that changed the validation loss by less than "
+        "`valuation-epsilon`, else `exact` within the budget (without one: 127 evaluations, "
+        "M ≤ 7), else `kriging`; with `valuation-stop = released` it is `gtg`",
     )
     valuation_epsilon: float = Field(1e-4, ge=0, description="truncation threshold ε, in nats")
     valuation_stop: Literal["sound", "released"] = Field(
@@ -200,7 +201,10 @@ class RunConfig(_Part):
     device: Literal["cpu", "cuda"] = Field("cpu", description="`cpu` or `cuda`")
     round_deadline: float = Field(600.0, gt=0, description="seconds to wait for a round's clients")
     quorum: int = Field(
-        0, ge=0, description="updates a round needs; 0: all M, while clients are left to ask"
+        0,
+        ge=0,
+        description="updates a round needs; 0: up to M, at least 1; others are asked in place of "
+        "clients that failed, at most twice a round",
     )
     spare_clients: int = Field(
         0, ge=0, description="clients asked beyond M; a round ends when M have answered"

@@ -1,9 +1,13 @@
 """Data sets as tensors: training examples, and the server's validation and test splits."""
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -221,9 +225,15 @@ def _mnist(config: DataConfig, train: bool) -> Dataset:
             f"data-dir = {config.data_dir!r}: no such folder (seen from {Path.cwd()}); "
             "give an existing one, or set download = true"
         )
+    fetched = partial(kind, config.data_dir, train=train, download=True)
     try:
-        raw = kind(config.data_dir, train=train, download=config.download)
-    except OSError:
+        try:
+            raw = kind(config.data_dir, train=train)
+        except RuntimeError as error:
+            if not config.download or "Dataset not found" not in str(error):
+                raise
+            raw = downloaded(fetched, config.data_dir, config.dataset)
+    except (OSError, DataError):
         raise
     except Exception as error:  # torchvision asserts, and computes with what a file says
         layout = f"in torchvision's layout ({kind.__name__}/raw/…)"
@@ -238,6 +248,30 @@ def _mnist(config: DataConfig, train: bool) -> Dataset:
             f"{len(raw.targets)} labels; remove it and set download = true"
         )
     return Dataset(raw.data.unsqueeze(1), raw.targets)
+
+
+def downloaded(fetch: Callable[[], Any], data_dir: str, name: str) -> Any:
+    """What `fetch`, of torchvision, downloads.
+
+    Raises:
+        DataError: it cannot be downloaded.
+        OSError: the disk cannot take it.
+    """
+    try:
+        return fetch()
+    except (OSError, RuntimeError, HTTPException, ValueError) as error:
+        if isinstance(error, OSError) and _is_of_disk(error):
+            raise
+        raise DataError(
+            f"data-dir = {data_dir!r}: {name} cannot be downloaded: {one_line(error)}; check the "
+            "network or the proxy, or put the files there"
+        ) from error
+
+
+def _is_of_disk(error: OSError) -> bool:
+    """Whether the files are at fault, not the network."""
+    named = error.filename is not None and not isinstance(error, URLError)  # there it is an address
+    return named or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _synthetic(config: DataConfig, seed: int) -> tuple[Dataset, NDArray[np.int64], Dataset]:

@@ -184,12 +184,9 @@ def _train_with_ray(config: RunConfig, progress: RoundProgress) -> None:
 def _announce(config: RunConfig, directory: Path) -> None:
     """Say what the ServerApp will say of the run's beginning, where it runs in another process."""
     from server_app.algorithms import never_by_value
-    from server_app.continuation import beginning, earlier_run
-    from server_app.run_directory import STATE
+    from server_app.continuation import beginning, earlier_run, has_rounds
 
-    if not (directory / STATE).exists() and (
-        line := beginning(config, 0, earlier_run(config, directory))
-    ):
+    if not has_rounds(directory) and (line := beginning(config, 0, earlier_run(config, directory))):
         log.info(line)
     if line := never_by_value(config, config.data.num_clients):
         log.warning(line)

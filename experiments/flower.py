@@ -18,7 +18,7 @@ from typing import Any
 from common.config import RunConfig
 from common.errors import RunFailedError
 from experiments.progress import RoundProgress
-from experiments.superlink import no_proxy
+from experiments.superlink import no_proxy, refused_proxies
 from server_app.run_directory import SUMMARY, read_history
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -32,6 +32,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 class FlowerError(RunFailedError):
     """The run inside Flower failed, or Flower did not start."""
+
+    def __init__(self, text: str) -> None:
+        """Of what Flower says, which may be several lines, one is made."""
+        super().__init__(" ".join(text.split()))
 
 
 class ServerAppDiedError(FlowerError):
@@ -164,9 +168,12 @@ class Flwr:
 def environment(home: Path) -> dict[str, str]:
     """The environment of Flower's commands, which start one another by name.
 
-    They reach one another on this machine past all proxies.
+    They reach one another on this machine past all proxies. Those that they would not even start
+    with are left out; `check_superlink` has refused them for any other machine.
     """
-    return os.environ | {
+    refused = refused_proxies()
+    kept = {name: value for name, value in os.environ.items() if name not in refused}
+    return kept | {
         "no_proxy": no_proxy(),
         "NO_PROXY": no_proxy(),
         "FLWR_HOME": str(home),

@@ -4,6 +4,7 @@ What the view shows is read from the run directories, so that it is the same how
 started: `summary.json` ends a run, and `.lock` names the process that is at it.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -24,7 +25,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from common.config import RunConfig, Scalar
+from common.config import ConfigError, RunConfig, Scalar
 from common.errors import GreedyfedError, one_line
 from experiments.screen import plain
 
@@ -109,7 +110,7 @@ def is_complete(config: RunConfig) -> bool:
     """Whether a run has ended: its summary is written last."""
     from server_app.run_directory import SUMMARY
 
-    return (directory(config) / SUMMARY).exists()
+    return os.path.exists(directory(config) / SUMMARY)  # Path's raises for a name too long
 
 
 def complete_history(config: RunConfig) -> list[dict[str, Any]]:
@@ -136,18 +137,32 @@ def _tell_other_versions(runs: list[RunConfig], console: Console) -> None:
         console.print(plain(told))
 
 
+def _check_output(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+    except OSError as error:
+        raise ConfigError(
+            f"output-dir = {folder!r}: cannot be written: {error}; give a folder that can"
+        ) from error
+
+
 def run_all(runs: list[RunConfig], workers: Workers, console: Console) -> Outcome:
     """Run what is not complete; interrupted runs go on, and failed ones are tried once more.
 
     A signal stops all of it; every run has its checkpoint, so that the same call goes on with them.
 
     Raises:
+        ConfigError: an output-dir is no folder that can be written; nothing was started.
         WorkerError: there are no workers.
     """
     from joblib import Parallel, delayed
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
     todo = [run.with_values(resume=True) for run in runs if not is_complete(run)]
+    for folder in sorted({run.output_dir for run in todo}):
+        _check_output(folder)
     _tell_other_versions([run for run in runs if is_complete(run)], console)
     reasons = dict[str, str]()
     if not todo:

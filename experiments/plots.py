@@ -18,7 +18,7 @@ from rich.table import Table
 
 from common.config import Scalar
 from common.errors import GreedyfedError, printable
-from experiments.run_data import find_runs, read_run
+from experiments.run_data import each_once, find_runs, read_run
 from experiments.screen import plain
 
 #: Algorithms in the order of their legend.
@@ -51,7 +51,8 @@ def _in_order(curves: Curves) -> list[str]:
 def accuracies(folder: Path) -> Curves:
     """Test accuracy in percent of the runs in a folder: algorithm -> (seeds, rounds).
 
-    A run that lacks rounds, as it goes on or was stopped, is left out with a line on stderr.
+    A run that lacks rounds, as it goes on or was stopped, and a copy of another one are left out,
+    each with a line on stderr.
 
     Raises:
         GreedyfedError: no runs, one that cannot be read, or runs of one algorithm that differ in
@@ -59,7 +60,7 @@ def accuracies(folder: Path) -> Curves:
     """
     rows: dict[str, list[list[float]]] = defaultdict(list)
     settings: dict[str, dict[str, Scalar]] = {}
-    for run in map(read_run, sorted(find_runs(folder))):
+    for run in each_once([read_run(path) for path in sorted(find_runs(folder))]):
         name = str(run.config["algorithm"])
         same = {k: v for k, v in run.config.items() if k not in ("seed", "output-dir", "resume")}
         if settings.setdefault(name, same) != same:

@@ -17,7 +17,7 @@ from typing import Any
 from common.errors import GreedyfedError, printable
 from experiments.ledger_formats import finite
 from experiments.page_data import page_data
-from experiments.run_data import RunData, RunDataError, find_runs, read_run
+from experiments.run_data import RunData, RunDataError, each_once, find_runs, read_run
 
 #: More runs than these make a page that no browser opens quickly.
 MANY_RUNS = 60
@@ -30,7 +30,8 @@ class ReportError(GreedyfedError):
 def read_runs(paths: Sequence[Path]) -> list[RunData]:
     """The runs of run directories, and of folders of them.
 
-    Of a folder those that cannot be read are left out, each with a line on stderr that says why.
+    Of a folder those that cannot be read are left out, and copies of a run also where they are
+    named, each with a line on stderr that says why.
 
     Raises:
         RunDataError: a run directory that cannot be read.
@@ -55,7 +56,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
         raise ReportError("\n".join(left_out))
     for why in left_out:
         print(f"left out: {printable(why)}", file=sys.stderr)
-    return runs
+    return each_once(runs)
 
 
 def write_report(runs: Sequence[RunData], out: Path) -> None:

@@ -3,12 +3,15 @@
 Nothing is written, and a run may be read while it goes.
 """
 
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from common.config import Scalar
+from common.errors import printable
 from experiments.run_files import (
     Record,
     RunDataError,
@@ -21,7 +24,7 @@ from experiments.run_files import (
 from server_app.events import read_events
 from server_app.run_directory import CONFIG, HISTORY, STATE, SUMMARY, is_held
 
-__all__ = ["Record", "RunData", "RunDataError", "find_runs", "is_held", "read_run"]
+__all__ = ["Record", "RunData", "RunDataError", "each_once", "find_runs", "is_held", "read_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +123,29 @@ def find_runs(path: Path) -> list[Path]:
         raise RunDataError(
             f"{path}: cannot be read: {error.strerror}; give a run directory"
         ) from error
+
+
+def each_once(runs: Sequence[RunData]) -> list[RunData]:
+    """The runs without copies of them, which are no further seeds: of a name the newest complete.
+
+    Copies left out are named, each by a line on stderr.
+    """
+    kept = dict[str, RunData]()
+    for run in sorted(sorted(runs, key=lambda run: run.path), key=_newest, reverse=True):
+        kept.setdefault(run.run_id, run)
+    for run in runs:
+        if run is not (original := kept[run.run_id]):
+            copy = f"{run.path}: is a copy of run {run.run_id} in {original.path}"
+            print(f"left out: {printable(copy)}", file=sys.stderr)
+    return [run for run in runs if run is kept[run.run_id]]
+
+
+def _newest(run: RunData) -> tuple[bool, float]:
+    """Sorts complete runs last, and of each kind the one last written to."""
+    written = 0.0
+    with suppress(OSError):  # no round yet
+        written = (run.path / HISTORY).stat().st_mtime
+    return run.state == "complete", written
 
 
 def _need_run(path: Path) -> None:

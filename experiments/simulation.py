@@ -95,7 +95,7 @@ def _wait_for_health(process: subprocess.Popen[bytes], port: int, log: Path) -> 
             return ask_health(f"127.0.0.1:{port}", 2)
         except (OSError, http.client.HTTPException):
             time.sleep(0.1)
-    raise FlowerError(f"Flower's SuperLink did not start:\n{tail(log.read_text(encoding='utf-8'))}")
+    raise FlowerError(f"Flower's SuperLink did not start: {tail(log.read_text(encoding='utf-8'))}")
 
 
 def _end_all(home: Path) -> None:

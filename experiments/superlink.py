@@ -5,6 +5,7 @@ import os
 import re
 import ssl
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 from common.errors import GreedyfedError
@@ -29,6 +30,11 @@ def check_superlink(address: str, ca_file: Path | None) -> None:
     if not is_host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise SuperLinkError(
             f"--superlink {address}: is not HOST:PORT; write for example 127.0.0.1:9093"
+        )
+    if not _is_here(host) and "*" not in no_proxy() and (names := sorted(refused_proxies())):
+        raise SuperLinkError(
+            f"--superlink {address}: {names[0]} names a proxy that is not of HTTP, which Flower "
+            "cannot use as it is; for SOCKS 5 pip install 'httpx[socks]', or unset it"
         )
     trust = None
     if ca_file:
@@ -80,6 +86,20 @@ def _proxied(host: str, trust: ssl.SSLContext | None) -> str:
     scheme, found = "https" if trust else "http", urllib.request.getproxies()
     past = _is_here(host) or scheme not in found or urllib.request.proxy_bypass(host)
     return "" if past else scheme
+
+
+def refused_proxies() -> set[str]:
+    """The variables of the environment for whose proxies Flower's HTTP client raises.
+
+    It does so for hosts too that are reached past them.
+    """
+    known = {"http", "https"} | ({"socks5", "socks5h"} if find_spec("socksio") else set())
+    names = {f"{kind}_proxy" for kind in ("http", "https", "all")}
+    return {
+        name
+        for name, proxy in os.environ.items()
+        if name.lower() in names and "://" in proxy and proxy.split("://")[0].lower() not in known
+    }
 
 
 def no_proxy() -> str:

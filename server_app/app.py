@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if earlier := earlier_run(config, directory.path):
             _check_state(config, model, earlier.path / STATE, earlier.state)
-            take_over(directory, earlier)
+            take_over(directory, earlier, new)
         before = directory.load(partial(_check_state, config, model, directory.path / STATE))
         state = before or new
         log.info("run directory %s", directory.path)
@@ -160,6 +160,7 @@ def _train(
         loggers.add(record.to_json())
         log.info(_line(record, config.num_rounds), extra={"round_record": record})
 
+    directory.save(state)  # before history has a round: one without a state has lost it
     strategy = build_strategy(
         config, model=model, state=state, on_round=on_round, on_event=directory.note
     )

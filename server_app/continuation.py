@@ -38,16 +38,19 @@ class Earlier(NamedTuple):
 def earlier_run(config: RunConfig, path: Path) -> Earlier | None:
     """Beside a run directory, the run that has saved most of the rounds wanted.
 
-    None without `resume`, and where the directory has a state of its own.
+    None without `resume`, and where the directory has rounds of its own.
 
     Raises:
         RunDirectoryError: a run that has such rounds, but cannot be read.
     """
-    if not config.resume or (path / STATE).exists():
+    if not config.resume or has_rounds(path):
         return None
     furthest = None
-    for other in sorted(file.parent for file in path.parent.glob(f"*/{STATE}")):
+    for other in sorted(file.parent for file in path.parent.glob(f"*/{CONFIG}")):
         if not _is_alike(config, other):
+            continue
+        if not (other / STATE).exists():
+            log.info("%s: has no %s, so that it is not gone on from", other, STATE)
             continue
         if is_held(other):
             log.info("%s: a process is at this run, so that it is not gone on from", other)
@@ -57,6 +60,12 @@ def earlier_run(config: RunConfig, path: Path) -> Earlier | None:
         if state and most < state.round <= config.num_rounds:
             furthest = Earlier(other, state, history)
     return furthest
+
+
+def has_rounds(path: Path) -> bool:
+    """Whether a run directory has a state after round 1; raises RunDirectoryError if unreadable."""
+    state, _ = read_checkpoint(path)
+    return state is not None and state.round > 0
 
 
 def _is_alike(config: RunConfig, other: Path) -> bool:
@@ -71,10 +80,15 @@ def _is_alike(config: RunConfig, other: Path) -> bool:
     return differ == {"num-rounds"} and theirs.keys() == KEYS.keys()
 
 
-def take_over(directory: RunDirectory, earlier: Earlier) -> None:
+def take_over(directory: RunDirectory, earlier: Earlier, new: ServerState) -> None:
     """Make the rounds of an earlier run those of a new one, which holds them then as its own.
 
-    A kill on the way leaves a directory without a state, in which all is done again.
+    A kill on the way leaves a directory with the state of a new run, in which all is done again.
+
+    Args:
+        directory: of the new run.
+        earlier: the run to go on from.
+        new: the state before round 1.
 
     Raises:
         RunDirectoryError: events that cannot be read. Nothing is written then.
@@ -82,6 +96,7 @@ def take_over(directory: RunDirectory, earlier: Earlier) -> None:
     # Those of the earlier run, and those of a try of this one that saved nothing.
     events = _merged(earlier.path / EVENTS, directory.path / EVENTS)
     directory.describe(recorded_versions(earlier.path / CONFIG))
+    directory.write(STATE, state_bytes(new))  # history without a state is one whose state was lost
     directory.write(
         HISTORY, "".join(json.dumps(record) + "\n" for record in earlier.history).encode()
     )
@@ -116,7 +131,7 @@ def beginning(config: RunConfig, done: int, earlier: Earlier | None) -> str | No
         return f"resuming after round {done}"
     if config.resume:
         return (
-            f"there is no run of these keys in {config.output_dir} with at most "
+            f"there is no run of these keys to go on from in {config.output_dir} with at most "
             f"{config.num_rounds} rounds: this one begins at round 1"
         )
     return None

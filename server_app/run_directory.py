@@ -70,17 +70,37 @@ class RunDirectory:
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
-        if (self.path / STATE).exists() and not config.resume:
-            state, remedy = "an unfinished run", "set resume = true (--resume) to continue it, or "
-            if self.is_complete:
-                state, remedy = "a finished run", ""
+        try:
+            self._check(config)
+        except RunDirectoryError:
             self.close()
+            raise
+        self.describe(recorded_versions(self.path / CONFIG))
+
+    def _check(self, config: RunConfig) -> None:
+        """Raises RunDirectoryError where its run is not to be gone on with, or cannot be."""
+        has_state, is_complete = (self.path / STATE).exists(), self.is_complete
+        lost = "" if has_state or is_complete else self._lost()
+        if not config.resume and (has_state or is_complete or lost):
+            state, remedy = "an unfinished run", "set resume = true (--resume) to continue it, or "
+            if is_complete:
+                state, remedy = "a finished run", ""
             raise RunDirectoryError(
                 f"{self.path}: holds {state} of this configuration; {remedy}give another "
                 "output-dir, or delete the folder"
             )
+        if lost:
+            raise RunDirectoryError(
+                f"{self.path / STATE}: is missing, and {lost}; restore it, or delete the folder to "
+                "start anew"
+            )
         self._compare_with(config)
-        self.describe(recorded_versions(self.path / CONFIG))
+
+    def _lost(self) -> str:
+        """What tells, where there is no state, that there was one: it is written before history."""
+        if done := len(_rounds_of(self.path)):
+            return f"{HISTORY} has {done} round{'s' * (done > 1)}"
+        return f"{SUMMARY} says that the run is complete" if self._has_summary else ""
 
     def describe(self, begun: dict[str, str]) -> None:
         """Write config.json, unless the run is complete, with the versions it was begun by, if any.
@@ -105,7 +125,6 @@ class RunDirectory:
             return
         if changed := config.differences(flat):
             key, was, default = changed[0]
-            self.close()
             raise RunDirectoryError(
                 f"{self.path}: was begun with {key} = {was!r}, now {key} = {default!r} by a "
                 f"default of another version; set {key}, or give another output-dir"
@@ -113,18 +132,32 @@ class RunDirectory:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has ended, and its model and a readable summary are there."""
+        """Whether the run has ended.
+
+        Its summary says so, and its model is there, or as little as its state: then both were
+        deleted to save space, and the history must be whole. A lost model alone is written again.
+
+        Raises:
+            RunDirectoryError: a history without a state that cannot be read.
+        """
+        if not self._has_summary:
+            return False
+        if (self.path / STATE).exists():
+            return (self.path / MODEL).exists()
+        return _rounds_of(self.path) == list(range(1, self._config.num_rounds + 1))
+
+    @property
+    def _has_summary(self) -> bool:
         try:
-            done = (
-                json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))["status"]
-                == "complete"
-            )
+            about = json.loads((self.path / SUMMARY).read_text(encoding="utf-8"))
+            return bool(about["status"] == "complete")
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        return done and (self.path / MODEL).exists()
 
     def load(self, check: Callable[[ServerState], None] = lambda state: None) -> ServerState | None:
         """The last saved state, or None for a new run; history is cut to its round.
+
+        A complete run stays as it is, and may be without its state: None too.
 
         Raises:
             RunDirectoryError: a state that cannot be read. Nothing is written then, nor if `check`,
@@ -133,6 +166,8 @@ class RunDirectory:
         state, history = read_checkpoint(self.path)
         if state:
             check(state)
+        if self.is_complete:
+            return state
         self.write(HISTORY, "".join(json.dumps(record) + "\n" for record in history).encode())
         with self._saving(EVENTS):
             self._history = open(self.path / HISTORY, "a", encoding="utf-8")  # noqa: SIM115  held until close
@@ -212,24 +247,37 @@ def read_checkpoint(path: Path) -> tuple[ServerState | None, list[dict[str, Any]
             "to start anew"
         ) from error
     done = state.round if state else 0
-    try:
+    with _reading_history(path):
         history = read_history(path)
         rounds = [record["round"] for record in history]
         if state:
             clients = (record["shapley"] for record in history if record["round"] <= state.round)
             state = replace(state, stats=state.stats.with_memory(clients))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{error} is not where it should be" if isinstance(error, KeyError) else error
-        raise RunDirectoryError(
-            f"{path / HISTORY}: cannot be read: {why}; restore the file, or delete the "
-            "folder to start anew"
-        ) from error
     if rounds[:done] != list(range(1, done + 1)):
         raise RunDirectoryError(
             f"{path / HISTORY}: lacks rounds that {STATE} has ({done}); restore the "
             "file, or delete the folder to start anew"
         )
     return state, [record for record in history if record["round"] <= done]
+
+
+@contextmanager
+def _reading_history(path: Path) -> Iterator[None]:
+    """Raises RunDirectoryError for a history that the block cannot read."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{error} is not where it should be" if isinstance(error, KeyError) else error
+        raise RunDirectoryError(
+            f"{path / HISTORY}: cannot be read: {why}; restore the file, or delete the "
+            "folder to start anew"
+        ) from error
+
+
+def _rounds_of(path: Path) -> list[int]:
+    """The rounds that history.jsonl has; raises RunDirectoryError if it cannot be read."""
+    with _reading_history(path):
+        return [record["round"] for record in read_history(path)]
 
 
 def is_held(path: Path) -> bool:

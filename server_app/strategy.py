@@ -4,6 +4,7 @@ The strategy counts rounds by its own state, not by Flower's `server_round`, whi
 when a run is resumed.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
 
 from common.errors import RunFailedError
 from common.params import Vector
@@ -34,6 +36,7 @@ from server_app.server_model import ServerModel
 from server_app.state import Cumulative, RoundRecord, ServerState
 from server_app.valuation import UtilityError, Valuation, auto_shapley
 
+log = logging.getLogger("greedyfed")
 #: Times that clients are asked in one round: the cohort, and others in place of who failed.
 MAX_ATTEMPTS = 3
 
@@ -55,7 +58,7 @@ class SelectiveFedAvg(Strategy):
         cumulative: how a round's values enter the cumulative ones.
         deadline: seconds to wait for replies, each time that clients are asked.
         quorum: usable updates that a round needs; 0: clients_per_round as far as clients are left
-            to ask in place of those who failed, and at least 1.
+            to ask in place of those who failed, at most twice a round, and at least 1.
         spare_clients: clients asked beyond clients_per_round; the round goes on when
             clients_per_round have answered.
         max_examples: refuse updates that claim more examples; 0: no limit.
@@ -143,7 +146,7 @@ class SelectiveFedAvg(Strategy):
     def _select(self, wanted: int) -> list[Message]:
         """Ask `wanted` more clients of those who were not asked in this round, if there are."""
         now, stats, nodes = self._now, self.state.stats, self._registry.nodes
-        free = np.array([c in nodes and c not in now.cohort for c in stats.client_ids])
+        free = self._free()
         view = SelectionView(
             round=now.number,
             num_select=wanted,
@@ -161,6 +164,12 @@ class SelectiveFedAvg(Strategy):
             self._event("asked", clients=cohort)
         ttl = self._deadline  # a client that comes back later need not train for nothing
         return [Message(self._content, nodes[c], MessageType.TRAIN, ttl=ttl) for c in cohort]
+
+    def _free(self) -> NDArray[np.bool_]:
+        """Which clients are connected, and were not asked in this round (N,)."""
+        nodes, asked = self._registry.nodes, self._now.cohort
+        ids = self.state.stats.client_ids
+        return np.array([c in nodes and c not in asked for c in ids], dtype=bool)
 
     def _local_losses(self, clients: Indices) -> Floats:
         """The global model's loss at each client (k,), in nats; −inf where there is no answer."""
@@ -259,6 +268,13 @@ class SelectiveFedAvg(Strategy):
             with now.phase("clients"):
                 finite = self._with_others(finite)
             return self.aggregate_fit(server_round, finite)
+        if len(updates) < self._wanted and now.attempts == MAX_ATTEMPTS and self._free().any():
+            log.warning(
+                "round %d: %d of %d updates: others are asked at most twice a round",
+                server_round,
+                len(updates),
+                self._wanted,
+            )
         now.estimate, valued = result.estimate, result.estimate.values if self._valuation else None
         now.valued = [u.client_id for u in updates] if self._valuation else []
         marginal = zip(now.valued, result.leave_one_out.tolist(), strict=False)

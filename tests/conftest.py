@@ -1,5 +1,6 @@
 """Shared fixtures, and the public data sets where they are at hand."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -62,6 +63,17 @@ def browser():
 def _process_identity():
     """Flower makes no Message in a process without one."""
     identify_process()
+
+
+@pytest.fixture
+def told(caplog, monkeypatch):
+    """What a run says."""
+    log = logging.getLogger("greedyfed")
+    monkeypatch.setattr(log, "propagate", False)  # or each line may come twice
+    log.addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, "greedyfed")
+    yield caplog
+    log.removeHandler(caplog.handler)
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def test_run_prints_the_run_directory_last(tmp_path):
             ["-c", "dataset=own", "--data-dir", "x.npz"],
             "dataset = 'own': here clients are simulated",
         ),
+        (["--output-dir", "a\x1bb"], r'output-dir = "a\u001bb": must be one line'),
         (["-c", "device=cuda"], "device = 'cuda': PyTorch finds no CUDA device here"),
         (["-c", "validation-size=5000"], "validation-size = 5000: digits holds out 599"),
     ],

@@ -121,3 +121,17 @@ def test_the_run_id_depends_on_what_changes_a_number(key, value, same):
 def test_the_run_id_depends_on_where_own_data_lies():
     own = [RunConfig.from_flat({"dataset": "own", "data-dir": d}) for d in ("a.npz", "b.npz")]
     assert own[0].run_id != own[1].run_id
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028"])
+@pytest.mark.parametrize("key", ["output-dir", "data-dir", "model", "loggers"])
+def test_texts_have_no_control_characters(key, character):
+    for text in (f"a{character}b", f"a{character}"):
+        with pytest.raises(ConfigError) as error:
+            RunConfig.from_flat({key: text})
+        line = str(error.value).splitlines()[0]
+        assert line.startswith(f'{key} = "a\\'), line
+        assert "must be one line of text without control characters; correct it" in line
+        assert str(error.value).isascii()
+        assert all(c.isprintable() or c == "\n" for c in str(error.value))
+    assert RunConfig.from_flat({"output-dir": "Läufe 1\u3000"}).output_dir == "Läufe 1\u3000"

@@ -1,7 +1,6 @@
 """More rounds continue a run: what comes out is what an unbroken run of them gives."""
 
 import json
-import logging
 import shutil
 
 import pytest
@@ -31,16 +30,6 @@ def stopped(config, after, monkeypatch):
         with pytest.raises(StopError):
             run(config)
     return directory_of(config)
-
-
-@pytest.fixture
-def told(caplog):
-    """What a run says."""
-    log = logging.getLogger("greedyfed")
-    log.addHandler(caplog.handler)
-    caplog.set_level(logging.INFO, "greedyfed")
-    yield caplog
-    log.removeHandler(caplog.handler)
 
 
 def contents(directory):
@@ -180,7 +169,7 @@ def test_a_damaged_earlier_run_is_named_and_nothing_written(small, damaged):
     assert left == {"config.json"}
 
 
-@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("at", range(5))
 def test_a_kill_while_rounds_are_taken_over(small, tmp_path, monkeypatch, at):
     """Whatever file was the last: the same command goes on, and counts no event twice."""
     straight = run(small.with_values(output_dir=str(tmp_path / "straight")))
@@ -193,10 +182,10 @@ def test_a_kill_while_rounds_are_taken_over(small, tmp_path, monkeypatch, at):
             raise StopError
         write(self, name, content)
 
-    def dying(directory, earlier):
+    def dying(directory, earlier, new):
         with monkeypatch.context() as patch:
             patch.setattr(RunDirectory, "write", die)
-            take_over(directory, earlier)
+            take_over(directory, earlier, new)
 
     with monkeypatch.context() as patch:
         patch.setattr("server_app.app.take_over", dying)
@@ -210,6 +199,35 @@ def test_a_kill_while_rounds_are_taken_over(small, tmp_path, monkeypatch, at):
     asked = [e["round"] for e in read_run(six).events if e["event"] == "asked"]
     assert asked == [1, 2, 3, 4, 5, 6]
     assert (six / "config.json").read_bytes().count(b'"num-rounds": 6') == 1
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_shorter_run_without_its_state_is_named_and_stays_as_it_is(small, told, complete):
+    three = run(small.with_values(num_rounds=3))
+    (three / "state.safetensors").unlink()
+    if not complete:
+        (three / "summary.json").unlink()
+    before = contents(three)
+    six = run(small.with_values(resume=True))
+    assert f"{three}: has no state.safetensors, so that it is not gone on from" in told.messages
+    assert any("this one begins at round 1" in m for m in told.messages)
+    assert contents(three) == before
+    assert [r["round"] for r in history_of(six)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_has_no_round_yet_takes_over_what_a_shorter_one_has(small, monkeypatch, told):
+    """Such as one that was begun without --resume, and stopped at once."""
+    three = run(small.with_values(num_rounds=3))
+    with monkeypatch.context() as patch:
+        patch.setattr("server_app.strategy.SelectiveFedAvg.run", lambda *_: raise_stop())
+        with pytest.raises(StopError):
+            run(small)
+    run(small.with_values(resume=True))
+    assert f"continuing {three} after round 3" in told.messages
+
+
+def raise_stop():
+    raise StopError
 
 
 def test_the_versions_of_the_first_rounds_are_kept(small):

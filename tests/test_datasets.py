@@ -150,6 +150,29 @@ def test_missing_files_are_named(tmp_path):
         load_splits(config(dataset="fmnist", data_dir=str(tmp_path / "nowhere")), seed=0)
 
 
+@pytest.mark.usefixtures("dead_proxies")
+@pytest.mark.parametrize("name", ["mnist", "fmnist", "cifar10"])
+def test_a_download_that_fails_is_named(name, tmp_path):
+    """Not as files that cannot be read, and without the advice to set download = true."""
+    for folder in (tmp_path, tmp_path / "new"):
+        with pytest.raises(DataError) as error:
+            load_splits(config(dataset=name, data_dir=str(folder), download=True), seed=0)
+        told = str(error.value)
+        assert told.startswith(f"data-dir = '{folder}': {name} cannot be downloaded: ")
+        assert "refused" in told
+        assert told.endswith("; check the network or the proxy, or put the files there")
+        assert "download = true" not in told
+        assert "\n" not in told
+
+
+@pytest.mark.usefixtures("dead_proxies")
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_a_folder_that_cannot_take_a_download(name, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/in': cannot be used: .*; give a folder that can"):
+        load_splits(config(dataset=name, data_dir=f"{tmp_path}/file/in", download=True), seed=0)
+
+
 def test_synthetic_belongs_to_its_clients():
     splits = load_splits(config(dataset="synthetic", num_clients=12), seed=0)
     assert splits.input_shape == (60,)

@@ -345,6 +345,9 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "the directory of an unfinished run, without `--resume`": run(make=a_run),
         "the directory of a run that goes on": run("--resume", make=a_run, context=held),
         "a damaged checkpoint": run("--resume", make=damaged("state.safetensors", b"junk")),
+        "a lost checkpoint": run(
+            "--resume", make=lambda f: (a_run(f) / "state.safetensors").unlink()
+        ),
         "a history that is no text": run("--resume", make=damaged("history.jsonl", b"\xff")),
         "a history of something else": run("--resume", make=damaged("history.jsonl", b"3\n")),
         "a history that lacks rounds": run("--resume", make=damaged("history.jsonl", b"")),

@@ -1,6 +1,7 @@
 """Pictures of runs: whatever lies in a folder, a picture or one line that says why not."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from common.config import RunConfig
 from common.errors import GreedyfedError
 from experiments.figures import app as figures
+from experiments.page_data import page_data
 from experiments.plots import accuracies
 from experiments.plots import app as plots
 from experiments.report import ReportError, read_runs
@@ -139,6 +141,62 @@ def test_a_round_that_a_run_has_not(folder, tmp_path, at):
     assert not (tmp_path / "a.png").exists()
 
 
+def stopped(path):
+    lines = history_text(path).splitlines(keepends=True)
+    (path / "history.jsonl").write_text("".join(lines[:3]))
+    for name in ("summary.json", "state.safetensors"):
+        (path / name).unlink()
+
+
+def test_copies_of_a_run_are_no_further_seeds(folder, capsys):
+    """Whatever they are called: the newest complete one counts, the others are named."""
+    alone, path = accuracies(folder), one_of(folder)
+    shutil.copytree(path, folder / "copy")
+    shutil.copytree(path, folder / "of last week" / path.name)
+    newest, short = folder / "restored", folder / "stopped"
+    shutil.copytree(path, newest)
+    os.utime(newest / "history.jsonl")
+    shutil.copytree(path, short)
+    stopped(short)  # newer still, but not complete
+    names = [f"{path.name}", "copy", f"of last week/{path.name}", "stopped"]
+    expected = sorted(
+        f"left out: {folder / name}: is a copy of run {path.name} in {newest}" for name in names
+    )
+    capsys.readouterr()
+    curves = accuracies(folder)
+    assert {name: values.tolist() for name, values in curves.items()} == {
+        name: values.tolist() for name, values in alone.items()
+    }
+    assert sorted(capsys.readouterr().err.splitlines()) == expected
+    for paths in ([folder], [*folder.iterdir()], sorted({p.parent for p in runs_in(folder)})):
+        runs = read_runs(paths)
+        assert len(runs) == 3
+        assert newest in [run.path for run in runs]
+        assert sorted(capsys.readouterr().err.splitlines()) == expected
+    groups = page_data(runs)["groups"]
+    assert sorted(len(group["runs"]) for group in groups) == [1, 2]
+
+
+def runs_in(folder):
+    return folder.rglob("config.json")
+
+
+def test_of_copies_that_are_all_unfinished_one_is_shown(folder, capsys):
+    path = one_of(folder)
+    stopped(path)
+    shutil.copytree(path, folder / "copy")
+    os.utime(folder / "copy" / "history.jsonl", (1, 1))
+    assert [run.path for run in read_runs([path, folder / "copy"])] == [path]
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    status = subprocess.run(
+        [sys.executable, "-m", "experiments.cli", "status", str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "copy" in status.stdout
+
+
 def test_folders_without_runs(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file", tmp_path / ("x" * 300)):
@@ -151,10 +209,7 @@ def test_folders_without_runs(tmp_path):
 
 def test_a_run_that_has_not_ended_is_in_no_picture(folder, tmp_path, capsys):
     path = one_of(folder)
-    lines = history_text(path).splitlines(keepends=True)
-    (path / "history.jsonl").write_text("".join(lines[:3]))
-    for name in ("summary.json", "state.safetensors"):
-        (path / name).unlink()
+    stopped(path)
     assert set(accuracies(folder)) == {"greedyfed"}
     assert capsys.readouterr().err == f"left out: {path}: has 3 of 4 rounds\n"
     result = CliRunner().invoke(figures, ["selection", str(path), "-o", str(tmp_path / "a.png")])

@@ -1,15 +1,17 @@
 """Behind a proxy: this machine is reached past it, others by way of it."""
 
+import os
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from socket import AF_INET6
 
 import pytest
 
-from experiments.flower import environment
+from experiments.flower import FlowerError, environment
 from experiments.superlink import SuperLinkError, check_superlink
 
 HEALTHCHECK = Path(__file__).parents[1] / "docker" / "healthcheck.py"
@@ -83,6 +85,60 @@ def test_a_proxy_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setenv("no_proxy", "superlink.invalid")
     with pytest.raises(SuperLinkError, match=r"no answer: .*is it running"):
         check_superlink("superlink.invalid:9093", None)
+
+
+#: Variables, and proxies that are not of HTTP: without a package httpx raises for each of them.
+NOT_HTTP = [
+    {"ALL_PROXY": "socks5://127.0.0.1:9"},
+    {"all_proxy": "socks5h://user:secret@127.0.0.1:9"},
+    {"https_proxy": "SOCKS5://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
+    {"HTTP_PROXY": "socks4://127.0.0.1:9"},
+    {"all_proxy": "ftp://127.0.0.1:9", "ALL_PROXY": "socks://127.0.0.1:9"},
+]
+
+
+@pytest.fixture
+def no_proxies(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.usefixtures("no_proxies")
+@pytest.mark.skipif(find_spec("socksio") is not None, reason="httpx knows SOCKS here")
+@pytest.mark.parametrize("variables", NOT_HTTP, ids=lambda v: " ".join(v.values()))
+def test_a_proxy_that_is_not_of_http(serve, monkeypatch, tmp_path, variables):
+    """On this machine Flower needs none; for another one the variable is named, not its value."""
+    server, address = serve("127.0.0.1")
+    url = f"http://{address}/health"
+    code = f"import httpx; httpx.get({url!r}).raise_for_status()"
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with_them = os.environ | {"no_proxy": "127.0.0.1"}
+    assert subprocess.run([sys.executable, "-c", code], env=with_them, check=False).returncode
+    check_superlink(address, None)
+    found = environment(tmp_path)
+    subprocess.run([sys.executable, "-c", code], check=True, env=found)
+    assert server.asked == ["/health"] * 2
+    assert {v for v in found.values() if v in variables.values()} == {
+        v for v in variables.values() if v.startswith("http")
+    }
+    with pytest.raises(
+        SuperLinkError, match=r"pip install 'httpx\[socks\]', or unset it$"
+    ) as error:
+        check_superlink("superlink.invalid:9093", None)
+    assert any(f": {name} names a proxy" in str(error.value) for name in variables)
+    assert "secret" not in str(error.value)
+    monkeypatch.setenv("no_proxy", "*")  # httpx looks at no variable then
+    with pytest.raises(SuperLinkError, match="no answer"):
+        check_superlink("superlink.invalid:9093", None)
+
+
+def test_what_flower_says_in_several_lines_is_one():
+    assert (
+        str(FlowerError("Flower refused the run: \n  no\n\nway "))
+        == "Flower refused the run: no way"
+    )
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,112 @@ def test_a_lost_result_file_is_written_again(small, damage):
     assert damage == "summary.json" or (directory / damage).read_bytes() == before
 
 
+def contents(directory):
+    return {
+        file.relative_to(directory): (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in directory.rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }
+
+
+LARGE = "state.safetensors", "model.safetensors"
+
+
+@pytest.mark.parametrize("deleted", [(), LARGE, LARGE[:1]], ids=["none", "both", "state"])
+def test_a_complete_run_stays_as_it_is(small, deleted, told):
+    """Also where the files were deleted that are large (docs/operations.md, Disk)."""
+    directory = run(small)
+    for name in deleted:
+        (directory / name).unlink()
+    before = contents(directory)
+    with pytest.raises(RunDirectoryError, match=r"holds a finished run.*another output-dir"):
+        run(small)
+    assert run(small.with_values(resume=True)) == directory
+    assert "this run is complete: nothing to do" in told.messages
+    assert contents(directory) == before
+
+
+def test_loggers_get_a_complete_run_that_has_no_state(small):
+    directory = run(small)
+    for name in LARGE:
+        (directory / name).unlink()
+    before = contents(directory)
+    run(small.with_values(resume=True, loggers="tensorboard"))
+    after = contents(directory)
+    assert {path: after[path] for path in before} == before
+    assert {path.parts[0] for path in after.keys() - before.keys()} == {"tensorboard"}
+
+
+LOST = {
+    "an unfinished run": (["summary.json"], "history.jsonl has 6 rounds"),
+    "without its model": (["summary.json", "model.safetensors"], "history.jsonl has 6 rounds"),
+    "complete without history": (["history.jsonl"], "summary.json says that the run is complete"),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_run_without_its_state_is_refused_and_stays_as_it_is(small, case):
+    directory, (files, words) = run(small), LOST[case]
+    for name in ("state.safetensors", *files):
+        (directory / name).unlink()
+    before = contents(directory)
+    for config, expected in [
+        (
+            small.with_values(resume=True),
+            rf"state\.safetensors: is missing, and {words}; restore it",
+        ),
+        (small, "holds an unfinished run of this configuration; set resume = true"),
+    ]:
+        with pytest.raises(RunDirectoryError, match=expected) as caught:
+            run(config)
+        assert caught.value.exit_code == 2
+        assert contents(directory) == before
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_of_a_complete_run_without_its_state_the_history_must_be_whole(small, rounds):
+    directory = run(small)
+    (directory / "state.safetensors").unlink()
+    lines = (directory / "history.jsonl").read_text().splitlines(keepends=True)
+    (directory / "history.jsonl").write_text("".join(lines[:rounds]))
+    before = contents(directory)
+    with pytest.raises(RunDirectoryError, match=f"has {rounds} round{'s' * (rounds > 1)}; restore"):
+        run(small.with_values(resume=True))
+    assert contents(directory) == before
+
+
+@pytest.mark.parametrize("history", [None, "", '{"round": 1, "coh'])
+def test_without_a_whole_round_a_run_begins_at_round_1(small, history, tmp_path):
+    straight = run(small.with_values(output_dir=str(tmp_path / "straight")))
+    directory = run(small)
+    for name in ("state.safetensors", "model.safetensors", "summary.json", "history.jsonl"):
+        (directory / name).unlink()
+    if history is not None:
+        (directory / "history.jsonl").write_text(history)
+    run(small.with_values(resume=True))
+    assert numbers(directory) == numbers(straight)
+
+
+def test_a_kill_before_the_first_state_of_a_round_loses_nothing(small, tmp_path):
+    """History is written first: there must be a state before, or it would seem lost."""
+    config = small.with_values(num_rounds=3)
+    straight = run(config.with_values(output_dir=str(tmp_path / "straight")))
+    code = (
+        "import os, sys, json\n"
+        "from server_app.run_directory import RunDirectory\n"
+        "save = RunDirectory.save\n"
+        "RunDirectory.save = lambda self, s: os._exit(9) if s.round else save(self, s)\n"
+        "from tests.federation import run\n"
+        "from common.config import RunConfig\n"
+        "run(RunConfig.from_flat(json.loads(sys.argv[1])))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, json.dumps(config.to_flat())], check=False)
+    assert killed.returncode == 9
+    assert len(history_of(directory_of(config))) >= 1
+    resumed = run(config.with_values(resume=True))
+    assert numbers(resumed) == numbers(straight)
+
+
 def test_two_processes_do_not_share_a_run(small):
     held = RunDirectory(small)
     with pytest.raises(RunDirectoryError, match="another process"):

@@ -139,6 +139,25 @@ def test_others_are_asked_until_the_quorum_is_met(small):
     assert set(record["failures"]) == set(record["cohort"]) - set(record["shapley"])
 
 
+def test_a_round_with_fewer_updates_though_others_were_free_says_so_once(small, told):
+    """Others are asked at most twice; where nobody is left to ask, there is nothing to say."""
+    counts = set()
+    for clients, bad in ((12, 8), (6, 5), (12, 0)):
+        for seed in range(4):
+            told.clear()
+            where = f"{small.output_dir}/{bad}"
+            config = small.with_values(
+                num_clients=clients, num_rounds=1, seed=seed, output_dir=where
+            )
+            (record,) = history_of(run(config, dict.fromkeys(range(bad), "nan")))
+            got, asked = len(record["shapley"]), len(record["cohort"])
+            expected = [f"round 1: {got} of 2 updates: others are asked at most twice a round"]
+            lines = [line for line in told.messages if "at most twice" in line]
+            assert lines == expected * (got < 2 and asked < clients), (clients, bad, seed)
+            counts.add((clients, bad, len(lines)))
+    assert counts >= {(12, 8, 1), (6, 5, 0), (12, 0, 0)}
+
+
 def test_others_are_asked_in_place_of_a_whole_cohort_that_diverged(small):
     config = small.with_values(clients_per_round=2, num_rounds=1)
     first = history_of(run(config))[0]["cohort"]

@@ -191,6 +191,37 @@ def test_a_half_written_run_is_reported_and_the_others_go_on(tmp_path, capsys):
     assert (directory(whole) / "summary.json").exists()
 
 
+@pytest.mark.parametrize("place", ["file", "file/inside", "/proc/nowhere", "x" * 300])
+def test_an_output_folder_that_cannot_be_is_one_line_before_any_run(tmp_path, place, capsys):
+    (tmp_path / "file").write_text("")
+    spec = spec_in(tmp_path)
+    for seed, folder in enumerate((tmp_path / "a", tmp_path / place)):
+        with spec.open("a") as file:
+            file.write(f"[[runs]]\nseed = {seed}\noutput-dir = {json.dumps(str(folder))}\n")
+    with pytest.raises(
+        ConfigError, match=r"^output-dir = .*: cannot be written: .*; give"
+    ) as error:
+        sweep(spec)
+    assert error.value.exit_code == 2
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("a/*"))
+    assert "runs done" not in capsys.readouterr().err
+
+
+def test_an_unfinished_run_without_its_state_fails_with_one_line(tmp_path, capsys):
+    spec = spec_in(tmp_path)
+    sweep(spec)
+    (one,) = (tmp_path / "runs").iterdir()
+    for name in ("summary.json", "state.safetensors"):
+        (one / name).unlink()
+    capsys.readouterr()
+    with pytest.raises(typer.Exit):
+        sweep(spec)
+    (line,) = [t for t in capsys.readouterr().err.splitlines() if t.startswith("failed: ")]
+    assert line.startswith(f"failed: {one.name}: {one / 'state.safetensors'}: is missing, and")
+    assert len(history_of(one)) == 3
+
+
 def test_a_run_that_fails_once_is_tried_again(small, monkeypatch):
     from experiments import parallel
 
