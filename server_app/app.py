@@ -98,7 +98,11 @@ def server_model(config: RunConfig) -> ServerModel:
         name,
     )
     model.task = replace(
-        model.task, inputs=splits.inputs, features=splits.features, classes=splits.classes
+        model.task,
+        inputs=splits.inputs,
+        features=splits.features,
+        classes=splits.classes,
+        unseen=splits.unseen,
     )
     return model
 

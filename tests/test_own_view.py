@@ -36,7 +36,7 @@ inputs    numbers (float32), from -3 to 255
 features  b, a
 classes   ill (1), well (3)
 note      1 column left out as a row index: 'Unnamed: 0'
-server    yes, to validate and to test on
+server    yes, to validate and to test on, with seed = 0; another may leave one class to validate
 client    yes, of a server that has these features and these classes
 """
 
