@@ -255,6 +255,13 @@ def test_the_missing_extra_is_named(tmp_path, monkeypatch):
         ({"data-path": "x.csv", "label-column": 1}, "label-column = 1: must be a text"),
         ({}, "data-path is missing: with dataset = 'own' each client has its own examples; give"),
         ({"partition-id": 0, "num-partitions": 2}, "data-path is missing"),
+        (
+            {"noise_sigma": 5.0},
+            "noise_sigma: unknown key of node_config; did you mean 'noise-sigma",
+        ),
+        ({"client_id": "a"}, "client_id: unknown key of node_config; did you mean 'client-id'?"),
+        ({"Data-Path": "x"}, "did you mean 'data-path'?"),
+        ({"local-epoch": 3}, "did you mean 'local-epochs'?"),
     ],
 )
 def test_bad_node_configs_are_named(keys, words):

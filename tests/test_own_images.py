@@ -324,3 +324,21 @@ def test_classes_of_an_archive_that_are_numbers_keep_them(tmp_path):
             file.writestr(name, content)
     in_order = [int(n.split("/")[2]) for n in sorted(contents) if "/train/" in n]
     assert load_splits(config, 0).train.y.tolist() == in_order
+
+
+@pytest.mark.parametrize("place", ["cat/9.png", "eel"])
+def test_a_link_that_leads_nowhere_is_named(place, tmp_path):
+    root = pets(tmp_path, {})
+    (root / place).symlink_to(root / "nowhere")
+    with pytest.raises(DataError, match=f"{place}' is a link to what is not there .*; mend or"):
+        load_own_data(str(root))
+
+
+def test_very_large_images(tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    assert seen(image(COLOUR), tmp_path)[0].shape == (3, 8, 8)  # 64, of which Pillow warns
+    assert not recwarn
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
+    (tmp_path / "one" / "cat" / "a.png").touch()
+    with pytest.raises(DataError, match="has more pixels than Pillow reads, 60; resize it"):
+        load_own_data(str(tmp_path / "one"))

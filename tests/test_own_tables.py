@@ -149,6 +149,7 @@ def test_labels(kind, tmp_path):
 LOST = {
     "whole numbers": [2**24 + 1, 5, 6, 7],
     "times": [1.7e9 + k / 4 for k in range(4)],
+    "times of the quarter second, two apart": [1.7e9, 1.7e9 + 100, 1.7e9 + 20.25, 1.7e9 + 10.5],
     "times in ns": [1_700_000_000_000_000_000 + k for k in range(4)],
 }
 KEPT = {
@@ -175,6 +176,18 @@ def test_digits_that_are_lost_are_said(form, values, tmp_path):
         assert "'t'; subtract" in note
     else:
         assert notes == ()
+
+
+def test_numbers_that_become_0_are_said(tmp_path):
+    (note,) = read(text(tmp_path, "p,label\n1e-300,0\n0.5,1\n0,1\n")).notes
+    assert note.startswith("1 column with numbers too near to 0 for float32, read as 0: 'p'; ")
+
+
+def test_whole_numbers_of_32_bits_lose_digits_too(tmp_path):
+    column = pa.array([2**24 + 1, 5, 6, 7], pa.int32())
+    pa.parquet.write_table(pa.table({"t": column, "label": LABEL}), tmp_path / "t.parquet")
+    (note,) = read(tmp_path / "t.parquet").notes
+    assert "more digits than float32 holds" in note
 
 
 BAD = {
