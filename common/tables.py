@@ -58,6 +58,7 @@ def _csv(path: Path, label: str, source: str) -> tuple[list[str], list[Any], set
 
 
 def _parquet(path: Path, label: str, source: str) -> tuple[list[str], list[Any], set[int]]:
+    import pyarrow as pa
     from pyarrow import parquet
 
     table = parquet.ParquetFile(path).read()
@@ -65,7 +66,14 @@ def _parquet(path: Path, label: str, source: str) -> tuple[list[str], list[Any],
     stored = {clean(level) for level in levels if isinstance(level, str)}  # a range is not stored
     names = [clean(name) for name in table.column_names]
     is_index = [name in stored or (name != "" and _INDEX.fullmatch(name)) for name in names]
-    return names, table.columns, {k for k, yes in enumerate(is_index) if yes}
+    index, columns = {k for k, yes in enumerate(is_index) if yes}, list(table.columns)
+    for level in levels:  # evenly spaced numbers are stored as their ends
+        if isinstance(level, dict) and level.get("name"):
+            index.add(len(names))
+            names.append(clean(level["name"]))
+            numbers = range(level["start"], level["stop"], level["step"])
+            columns.append(pa.chunked_array([pa.array(numbers)]))
+    return names, columns, index
 
 
 def _table(
