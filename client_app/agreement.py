@@ -45,12 +45,12 @@ def agreed(own: OwnData, task: Task) -> Dataset:
 
 def _columns(own: OwnData, task: Task) -> tuple[Tensor, Sequence[str]]:
     """x with the server's columns, and the names of those that it does not have."""
-    x, shape = own.data.x, tuple(own.data.x.shape[1:])
+    x, columns = own.data.x, (*own.features, *own.unfit)
+    shape = (len(columns),) if columns else tuple(x.shape[1:])
     for name in task.features:
         if name in own.unfit:
             raise DataError(f"{own.source}: {own.unfit[name]}")
     same = own.features == task.features and not own.unfit
-    columns = (*own.features, *own.unfit)
     if len(shape) != len(task.input_shape) or (same and shape != task.input_shape):
         raise DataError(
             f"{own.source}: an example has shape {shape}, the server's have {task.input_shape}; "
