@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.arrays import EXACT, ambiguous
+from common.arrays import ambiguous
+from common.columns import EXACT
 from common.datasets import DataError, Dataset, inputs_of
 from common.names import counted, quoted
 from common.own_data import OwnData
@@ -44,8 +45,12 @@ def agreed(own: OwnData, task: Task) -> Dataset:
 
 def _columns(own: OwnData, task: Task) -> tuple[Tensor, Sequence[str]]:
     """x with the server's columns, and the names of those that it does not have."""
-    x, shape = own.data.x, tuple(own.data.x.shape[1:])
-    same = own.features == task.features
+    x, columns = own.data.x, (*own.features, *own.unfit)
+    shape = (len(columns),) if columns else tuple(x.shape[1:])
+    for name in task.features:
+        if name in own.unfit:
+            raise DataError(f"{own.source}: {own.unfit[name]}")
+    same = own.features == task.features and not own.unfit
     if len(shape) != len(task.input_shape) or (same and shape != task.input_shape):
         raise DataError(
             f"{own.source}: an example has shape {shape}, the server's have {task.input_shape}; "
@@ -55,10 +60,10 @@ def _columns(own: OwnData, task: Task) -> tuple[Tensor, Sequence[str]]:
         return x, ()
     if not task.features:
         raise DataError(
-            f"{own.source}: the features are named {quoted(own.features)}, the server's have no "
+            f"{own.source}: the features are named {quoted(columns)}, the server's have no "
             "names; save feature_names in the server's .npz"
         )
-    if not own.features:
+    if not columns:
         raise DataError(
             f"{own.source}: the features have no names, the server's are {quoted(task.features)}; "
             "save feature_names in the .npz"
@@ -67,29 +72,43 @@ def _columns(own: OwnData, task: Task) -> tuple[Tensor, Sequence[str]]:
     if missing := [name for name in task.features if name not in place]:
         raise DataError(
             f"{own.source}: lacks the server's feature{'s' * (len(missing) > 1)} "
-            f"{quoted(missing)}; add or rename columns"
+            f"{quoted(missing)}; {_remedy(missing, own)}"
         )
     known = set(task.features)
-    extra = [name for name in own.features if name not in known]
+    extra = [name for name in columns if name not in known]
     return x[:, [place[name] for name in task.features]], extra
+
+
+def _remedy(missing: Sequence[str], own: OwnData) -> str:
+    if taken := [name for name in missing if name in own.index]:
+        return f"{quoted(taken)} was taken for a row index, so write it as a column"
+    return "add or rename columns"
 
 
 def _labels(own: OwnData, task: Task) -> Tensor:
     """y (n,) in the server's numbers of the classes."""
     theirs = task.classes or tuple(map(str, range(task.num_classes)))
-    number = {name: k for k, name in enumerate(theirs)}
-    used, which = np.unique(own.data.y.numpy(), return_inverse=True)
-    mine = [own.class_name(label) for label in used]
+    number = {name: k for k, name in enumerate(theirs) if k not in task.unseen}
+    y, names = own.data.y, own.classes
+    if task.classes and own.written and not own.classes:  # texts are compared as they stand
+        y, names = own.written
+    used, which = np.unique(y.numpy(), return_inverse=True)
+    mine = [names[label] if names else str(label) for label in used]
     unknown = [name for name in mine if name not in number]
     if not unknown:
         return torch.tensor([number[name] for name in mine])[torch.from_numpy(which)]
+    if empty := [name for name in unknown if name in theirs]:
+        raise DataError(
+            f"{own.source}: the server has no example of class {quoted(empty, 3)}, and no name "
+            "for it; number the classes as there, or say num_classes in the server's .npz"
+        )
     none, named = unknown == mine, f" {quoted(mine, 3)}" if own.declared else ""
     if none and own.classes and not task.classes:
         raise DataError(
             f"{own.source}: the classes are named{named}, the server's are numbers without names; "
             "save class_names in the server's .npz"
         )
-    if none and task.classes and not own.classes:
+    if none and task.classes and not names:
         raise DataError(
             f"{own.source}: the classes are numbers without names, the server's are "
             f"{quoted(theirs)}; save class_names in the .npz"
@@ -116,6 +135,8 @@ def _inputs(x: Tensor, own: OwnData, task: Task) -> Tensor:
         return x.long()
     if own.inputs == "bytes":
         raise DataError(f"{own.source}: {ambiguous(x.shape[1:])}")
+    if x.dtype == torch.uint8:
+        x = x.float().div_(255)
     if own.inputs == "whole":
         if int(x.abs().max()) > EXACT:
             raise DataError(

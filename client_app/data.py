@@ -1,5 +1,6 @@
 """A client's own data, and what its operator or the simulation says of it."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,6 +19,12 @@ from common.partition import PartitionError, partition
 from common.seeding import Stream, rng_for
 from common.task import Task
 from common.wire import MAX_CLIENT_ID, ClientInfo
+
+#: What a node_config may say; an operator may keep notes of other names there.
+NODE_KEYS = (
+    *("client-id", "data-path", "label-column", "local-epochs", "noise-sigma"),
+    *("partition-id", "num-partitions"),
+)
 
 
 class ClientError(GreedyfedError):
@@ -50,6 +57,9 @@ def my_data(
         ClientError: naming the key of node_config, its value, the rule and the remedy.
         DataError: the data cannot be read, or do not agree with the task.
     """
+    for key in node_config.keys() - NODE_KEYS:  # a key that is misspelt would do nothing
+        if near := difflib.get_close_matches(key.lower().replace("_", "-"), NODE_KEYS, n=1):
+            raise ClientError(f"{key:.50}: unknown key of node_config; did you mean {near[0]!r}?")
     index, count = node_config.get("partition-id"), node_config.get("num-partitions")
     if "data-path" in node_config:
         path = _text(node_config, "data-path")

@@ -3,7 +3,7 @@
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.datasets import DataError, Dataset, is_image
+from common.columns import features_of, rounding, why_unfit
+from common.datasets import DataError, Dataset
+from common.labels import Labels, labels_of
 from common.names import clean, counted, quoted, twice
 
 #: What numpy raises for a file that is no archive of plain arrays.
@@ -26,24 +28,33 @@ _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-_KEYS = {"x", "y", "num_classes", "class_names", "feature_names"}
-#: From here on float32 skips whole numbers.
-EXACT = 2**24
-#: Rows of a column that are looked at for differences which float32 loses.
-_SAMPLE = 10_000
+_NAMES = {"class_names", "feature_names"}
+_KEYS = {"x", "y", "num_classes", *_NAMES}
+_MOST_CLASSES = 2**31 - 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Arrays:
-    """Examples with what is said of them.
+    """Examples, float32, int64 or uint8, with labels from 0, and what is said of them.
 
-    `classes` and `features` are names, or empty. `num_classes` is 0 where nobody says it.
+    Attributes:
+        num_classes: 0 where nobody says which classes there are.
+        features: names of the columns of x (n, columns), or empty.
+        unfit: other columns by name, and why each is no feature.
+        index: columns that were left out as a row index.
+        classes: names of the classes, or empty where they are the numbers from 0.
+        written: how labels that are numbers are written: of each example the number of a text
+            (n,), and these texts.
+        notes: what was left out or changed, and why.
     """
 
     data: Dataset
     num_classes: int = 0
     features: tuple[str, ...] = ()
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    index: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    written: tuple[Tensor, tuple[str, ...]] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -53,19 +64,29 @@ def read_npz(place: Path, source: str) -> Arrays:
     Raises:
         DataError: it is none, or its arrays do not fit each other.
     """
+    name = ""
     try:
         with np.load(place, allow_pickle=False) as file:
             names = list(file)
-            found = {name: file[name] for name in names if name in _KEYS}
+            found = {}
+            for name in _KEYS.intersection(names):
+                found[name] = file[name]
     except _UNREADABLE as error:
+        if name and "allow_pickle" in str(error):
+            plain = "np.array(names, dtype=str)" if name in _NAMES else f"{name}.astype(float)"
+            plain = f"{name}.astype(str) if they are texts" if name == "y" else plain
+            raise DataError(
+                f"{source}: array {name!r} is of Python objects, which are not read from files; "
+                f"save {plain}"
+            ) from error
         raise DataError(
             f"{source}: is not a .npz file of plain arrays x and y; write it by numpy.savez"
         ) from error
-    return arrays_of(found | {name: () for name in names if name not in _KEYS}, source)
+    return arrays_of(found | {name: np.empty(0) for name in names if name not in _KEYS}, source)
 
 
 def arrays_of(given: Mapping[str, Any], source: str) -> Arrays:
-    """Check arrays under the names that a .npz has; tensors are arrays, too.
+    """Check arrays under the names that a .npz has; x may be a list of columns (n,), of a table.
 
     Raises:
         DataError: they are of no usable type, or do not fit each other.
@@ -75,112 +96,100 @@ def arrays_of(given: Mapping[str, Any], source: str) -> Arrays:
             f"{source}: needs the arrays x and y, and holds {quoted([*given]) or 'none'}; give "
             "them these names"
         )
-    arrays = {name: _array(value) for name, value in given.items() if name in _KEYS}
-    data, lost = checked(arrays["x"], arrays["y"], source)
-    features = _names(arrays, "feature_names", source)
-    if features and tuple(data.x.shape[1:]) != (len(features),):
+    x, names = given["x"], _names(given, "feature_names", source)
+    shape = (len(x),) if isinstance(x, list) else x.shape[1:]
+    if names and tuple(shape) != (len(names),):
         raise DataError(
-            f"{source}: feature_names has {counted(len(features), 'name')}, an example has shape "
-            f"{tuple(data.x.shape[1:])}; name each column of x (examples, features) once"
+            f"{source}: feature_names has {counted(len(names), 'name')}, an example has shape "
+            f"{tuple(shape)}; name each column of x (examples, features) once"
         )
-    classes, largest = _names(arrays, "class_names", source), int(data.y.max())
-    num_classes = _count(arrays.get("num_classes"), source)
+    if not isinstance(x, list):
+        check_shape(x, source)
+    classes = _names(given, "class_names", source)
+    labels = _labels(given["y"], classes, source)
+    n = len(x[0]) if isinstance(x, list) else len(x)
+    if len(labels.y) != n:
+        raise DataError(
+            f"{source}: y has shape {labels.y.shape}, must be ({n},); label each example"
+        )
+    unfit: Mapping[str, str] = {}
+    if names and (isinstance(x, list) or x.dtype.kind == "f"):
+        columns = x if isinstance(x, list) else list(x.T)
+        features = features_of(names, columns, n)
+        tensor, names = torch.from_numpy(features.x), features.names
+        unfit, notes = features.unfit, [*features.notes]
+    else:
+        tensor, notes = examples_of(x, source)
+    num_classes = _count(given.get("num_classes"), source)
     told = "class_names" if classes else "num_classes"
     if classes and num_classes not in (0, len(classes)):
         raise DataError(
             f"{source}: class_names has {counted(len(classes), 'name')}, num_classes is "
             f"{num_classes}; leave num_classes out"
         )
-    num_classes = num_classes or len(classes)
+    num_classes, largest = num_classes or len(classes), int(labels.y.max())
     if num_classes and largest >= num_classes:
         raise DataError(
             f"{source}: {told} makes {counted(num_classes, 'class', 'classes')}, from 0, but there "
             f"is a label {largest}; mend {told}"
         )
-    notes = lossy(lost, features)
     if others := [name for name in given if name not in _KEYS]:
         known = ", ".join(sorted(_KEYS))
         notes.append(
             f"{counted(len(others), 'array')} other than {known} left out: {quoted(others)}"
         )
-    return Arrays(data, num_classes, features, classes, tuple(notes))
+    return Arrays(
+        data=Dataset(tensor, torch.from_numpy(labels.y)),
+        num_classes=num_classes,
+        features=names,
+        unfit=unfit,
+        classes=labels.classes,
+        written=written(labels),
+        notes=tuple(notes),
+    )
 
 
-def checked(x: NDArray[Any], y: NDArray[Any], source: str) -> tuple[Dataset, list[int]]:
-    """Examples in the type they train in, and the columns in which float32 loses what they tell.
+def written(labels: Labels) -> tuple[Tensor, tuple[str, ...]] | None:
+    """How labels are written, as tensors."""
+    return labels.written and (torch.from_numpy(labels.written[0]), labels.written[1])
 
-    Integers become int64; uint8 of image shape, pixels, become float32 in [0, 1]; uint8 of any
-    other shape stay, since only their owner knows what they are; all else becomes float32.
+
+def check_shape(x: NDArray[Any], source: str) -> None:
+    """Raises DataError for x that has no examples, or no features."""
+    shape = f"x has shape {x.shape}, must be (examples, …)"
+    if x.ndim == 0:
+        raise DataError(f"{source}: {shape}; give an array of all examples")
+    if x.ndim == 1 and len(x):
+        raise DataError(f"{source}: {shape}; if these are one feature, give x[:, None]")
+    if x.size == 0:
+        what = "examples" if not len(x) else "features"
+        raise DataError(f"{source}: {shape} and not empty; fill it with {what}")
+
+
+def examples_of(x: NDArray[Any], source: str) -> tuple[Tensor, list[str]]:
+    """Examples (n, …) without names in the type they train in, and notes.
+
+    Integers become int64; uint8 stay, since only whoever trains on them knows what they are: ids,
+    or pixels; all else becomes float32.
 
     Raises:
-        DataError: not numbers, NaN or Inf, no labels from 0, or other lengths.
+        DataError: not numbers, NaN or Inf, or beyond float32.
     """
-    if x.dtype.kind not in "uifb" or y.dtype.kind not in "uifb":
+    if x.dtype.kind not in "uifb":
         raise DataError(
-            f"{source}: x is of type {x.dtype} and y of {y.dtype}, must be numbers; encode "
-            "features as numbers, and classes as 0, 1, … with their names in class_names"
+            f"{source}: x is of type {x.dtype}, must be numbers; encode features as numbers"
         )
-    if x.ndim < 2 or x.size == 0:
-        raise DataError(
-            f"{source}: x has shape {x.shape}, must be (examples, …) and not empty; fill it"
-        )
-    if y.shape != (len(x),):
-        raise DataError(f"{source}: y has shape {y.shape}, must be ({len(x)},); label each example")
-    wrong = ~((y >= 0) & (y == np.floor(y)) & (y < 2**31))
-    if wrong.any():
-        raise DataError(
-            f"{source}: label {wrong.argmax()} of {len(y)} is not a whole number from 0; "
-            "number the classes 0, 1, …"
-        )
-    labels, lost = torch.from_numpy(y.astype(np.int64)), list[int]()
     if x.dtype == np.uint8:
-        pixels = torch.from_numpy(np.ascontiguousarray(x))
-        image = is_image(x.shape[1:])
-        return Dataset(pixels.float().div_(255) if image else pixels, labels), lost
+        return torch.from_numpy(np.ascontiguousarray(x)), []
     if x.dtype.kind in "ui":
         if x.dtype == np.uint64 and x.max() >= 2**63:
             raise DataError(f"{source}: x holds numbers from 2^63; save it as float32")
-        return Dataset(torch.from_numpy(np.ascontiguousarray(x, np.int64)), labels), lost
-    if x.ndim == 2 and x.dtype.itemsize > 4:
-        lost = [k for k in range(x.shape[1]) if loses(x[:, k])]
-    return Dataset(as_float32(x, source), labels), lost
-
-
-def as_float32(x: NDArray[Any], source: str) -> Tensor:
-    """Raises DataError where there is NaN or Inf, also by an overflow."""
-    with np.errstate(over="ignore"):  # an overflow is told as Inf
-        x = np.ascontiguousarray(x, np.float32)
-    broken = ~np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-    if broken.any():
-        raise DataError(
-            f"{source}: {broken.sum()} of {len(x)} examples hold NaN or Inf; remove them"
-        )
-    return torch.from_numpy(x if x.flags.writeable else x.copy())
-
-
-def loses(column: NDArray[Any]) -> bool:
-    """Whether float32 makes whole numbers of a column (n,) others, or most different ones equal."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = column.astype(np.float32)
-        finite = np.isfinite(narrow)
-        column, narrow = column[finite], narrow[finite]
-        changed = column != narrow.astype(column.dtype)
-        whole = (np.abs(column) >= EXACT) & (column == np.floor(column))
-    if (changed & whole).any():
-        return True
-    some = np.linspace(0, len(column) - 1, min(len(column), _SAMPLE)).astype(int)
-    return len(np.unique(narrow[some])) < len(np.unique(column[some])) / 2
-
-
-def lossy(columns: Sequence[int], features: Sequence[str]) -> list[str]:
-    """The note on such columns, if there are any."""
-    if not columns:
-        return []
-    names = quoted([features[k] if features else str(k) for k in columns])
-    return [
-        f"{counted(len(columns), 'column')} with numbers of more digits than float32 holds, read "
-        f"rounded: {names}; subtract the smallest first, or scale"
-    ]
+        return torch.from_numpy(np.ascontiguousarray(x, np.int64)), []
+    if why := why_unfit(x):
+        raise DataError(f"{source}: x {why}")
+    notes = rounding({str(k): x[:, k] for k in range(x.shape[1])}) if x.ndim == 2 else []
+    narrow = np.ascontiguousarray(x, np.float32)
+    return torch.from_numpy(narrow if narrow.flags.writeable else narrow.copy()), notes
 
 
 def ambiguous(shape: Sequence[int]) -> str:
@@ -196,26 +205,45 @@ def ambiguous(shape: Sequence[int]) -> str:
     )
 
 
-def _array(value: Any) -> NDArray[Any]:
-    return np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+def _labels(y: NDArray[Any], classes: tuple[str, ...], source: str) -> Labels:
+    """Numbers, or texts: in the order of `classes`, where these are told."""
+    if y.ndim != 1:
+        raise DataError(
+            f"{source}: y has shape {y.shape}, must be (examples,); give each example one label, "
+            "by y.argmax(axis=1) where there is a column for each class"
+        )
+    if not len(y):
+        raise DataError(f"{source}: y has shape (0,), and must not be empty; fill it")
+    labels = labels_of(y, source)
+    if not classes or not labels.classes:
+        return Labels(labels.y, classes or labels.classes, labels.written)
+    if unknown := set(labels.classes) - set(classes):
+        raise DataError(
+            f"{source}: {counted(len(unknown), 'class', 'classes')} among the labels not in "
+            "class_names; add them there"
+        )
+    return Labels(np.array([classes.index(name) for name in labels.classes])[labels.y], classes)
 
 
 def _count(value: NDArray[Any] | None, source: str) -> int:
     if value is None:
         return 0
     number = value.item() if value.size == 1 and value.dtype.kind in "uif" else 0
-    if not 1 <= number < 2**31 or number != int(number):
-        raise DataError(f"{source}: num_classes must be one whole number from 1; mend it")
+    if not 1 <= number <= _MOST_CLASSES or number != int(number):
+        raise DataError(
+            f"{source}: num_classes must be one whole number from 1 to {_MOST_CLASSES}; mend it"
+        )
     return int(number)
 
 
-def _names(arrays: Mapping[str, NDArray[Any]], key: str, source: str) -> tuple[str, ...]:
-    if key not in arrays:
+def _names(given: Mapping[str, Any], key: str, source: str) -> tuple[str, ...]:
+    if key not in given:
         return ()
-    value = arrays[key]
-    if value.dtype.kind != "U" or value.ndim != 1 or not value.size:
-        raise DataError(f"{source}: {key} must be a list of texts; save it as numpy.array of them")
-    names = tuple(map(clean, value.tolist()))
+    value = given[key]
+    texts = value.tolist() if value.ndim == 1 and value.dtype.kind in "OUT" else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{source}: {key} must be a list of texts; give np.array(names, dtype=str)")
+    names = tuple(map(clean, texts))
     if "" in names or twice(names) is not None:
         which = "an empty name" if "" in names else f"{twice(names)!r:.50} twice"
         raise DataError(f"{source}: {key} holds {which}; give each its own name")

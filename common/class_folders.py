@@ -31,6 +31,7 @@ def class_folder(place: Path, source: str) -> ClassFolder:
         OSError: a folder cannot be read.
     """
     here = [p for p in sorted(place.iterdir()) if not p.name.startswith(CACHE)]
+    _check_links(here, source)
     folders = [p for p in here if p.is_dir() and not is_junk(p.name)]
     beside = [p for p in here if not p.is_dir() and not is_junk(p.name) and p.name != CLASSES]
     junk = [p for p in here if is_junk(p.name)]
@@ -38,6 +39,7 @@ def class_folder(place: Path, source: str) -> ClassFolder:
     others, deeper, empty = list[Path](), list[str](), list[str]()
     for folder in folders:
         inside = sorted(folder.iterdir())
+        _check_links(inside, source)
         junk += [p for p in inside if is_junk(p.name)]
         inside = [p for p in inside if not is_junk(p.name)]
         files = [p for p in inside if not p.is_dir()]
@@ -53,7 +55,8 @@ def class_folder(place: Path, source: str) -> ClassFolder:
         if files and not mine:
             raise DataError(
                 f"{source}: folder {folder.name!r} holds files, but no images of a known form "
-                f"({_suffixes(files)}); convert them to .png, or remove the folder"
+                f"({_suffixes(files)}); give images their suffix, convert others to .png, or "
+                "remove the folder"
             )
         if not mine:
             empty.append(folder.name)
@@ -77,12 +80,24 @@ def class_folder(place: Path, source: str) -> ClassFolder:
     return ClassFolder(classes, names, labels, tuple(notes))
 
 
+def _check_links(paths: list[Path], source: str) -> None:
+    """Where a link leads nowhere, examples are missing, or a whole class."""
+    dead = [p for p in paths if p.is_symlink() and not p.exists() and not is_junk(p.name)]
+    if dead:
+        name = f"{dead[0].parent.name}/{dead[0].name}"
+        raise DataError(
+            f"{source}: {name!r} is a link to what is not there ({counted(len(dead), 'such link')} "
+            "in its folder); mend or remove it"
+        )
+
+
 def _classes(place: Path, folders: list[str], source: str) -> tuple[str, ...]:
     """In the order of classes.txt, or sorted."""
     names = [clean(name) for name in folders]
     if (double := twice(names)) is not None:
         raise DataError(
-            f"{source}: two folders are named {double!r} but for white space; rename one"
+            f"{source}: two folders are named {double!r} but for white space or the way in which "
+            "accents are written; rename one"
         )
     if not (place / CLASSES).is_file():
         return ordered(names)

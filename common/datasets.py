@@ -66,8 +66,8 @@ class Splits:
     """A data set: `train` is split over the clients, `val` and `test` are the server's.
 
     `owner` (n,) names the client of each training example where the data set itself says so.
-    `inputs`, `features` and `classes` are those of the task that the server announces; `notes` tell
-    what was left out of files.
+    `inputs`, `features`, `classes` and `unseen` are those of the task that the server announces;
+    `notes` tell what was left out of files.
     """
 
     train: Dataset
@@ -78,6 +78,7 @@ class Splits:
     inputs: str = "numbers"
     features: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    unseen: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -95,6 +96,7 @@ class Examples:
     owner: NDArray[np.int64] | None = None
     features: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    unseen: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -109,19 +111,15 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
     """
     examples = load_examples(config, seed)
     held_out = examples.held_out
-    order = rng_for(seed, Stream.SPLIT).permutation(len(held_out))
+    source = f"data-dir = {config.data_dir!r}" if config.dataset == "own" else ""
     cut = config.validation_size or len(held_out) // 2
     if cut >= len(held_out):
         raise DataError(
             f"validation-size = {cut}: {config.dataset} holds out {len(held_out)} examples, "
             f"of which some must remain for the test; set validation-size below {len(held_out)}"
         )
-    val, test = held_out.take(order[:cut]), held_out.take(order[cut:])
-    if config.dataset == "own" and bool((val.y == val.y[0]).all()):
-        raise DataError(
-            f"data-dir = {config.data_dir!r}: the validation part, {cut} of {len(held_out)} "
-            "examples, has one class only; give more examples, or a larger validation-size"
-        )
+    first, second = halves(held_out, seed, cut, source)
+    val, test = held_out.take(first), held_out.take(second)
     return Splits(
         examples.train,
         val,
@@ -131,8 +129,27 @@ def load_splits(config: DataConfig, seed: int) -> Splits:
         inputs_of(held_out.x),
         examples.features,
         examples.classes,
+        examples.unseen,
         examples.notes,
     )
+
+
+def halves(
+    held_out: Dataset, seed: int, cut: int, source: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which held-out examples validate, `cut` of them, and which test.
+
+    Raises:
+        DataError: those that validate are of one class, in data of `source`, one's own.
+    """
+    order = rng_for(seed, Stream.SPLIT).permutation(len(held_out))
+    classes = held_out.y[torch.from_numpy(order[:cut])]
+    if source and bool((classes == classes[0]).all()):
+        raise DataError(
+            f"{source}: the validation part, {cut} of {len(held_out)} examples, has one class "
+            "only; give more examples, or a larger validation-size"
+        )
+    return order[:cut], order[cut:]
 
 
 def inputs_of(x: Tensor) -> str:
@@ -192,6 +209,7 @@ def _own(config: DataConfig) -> Examples:
 
     own = load_own_data(config.data_dir, key="data-dir")
     own.check_server()
+    notes = [*own.notes, *own.server_notes()]
     none = Dataset(own.data.x[:0], own.data.y[:0])
     return Examples(
         none,
@@ -199,7 +217,8 @@ def _own(config: DataConfig) -> Examples:
         own.num_classes,
         features=own.features,
         classes=own.classes,
-        notes=tuple(f"{own.source}: {note}" for note in own.notes),
+        unseen=own.unseen,
+        notes=tuple(f"{own.source}: {note}" for note in notes),
     )
 
 

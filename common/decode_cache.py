@@ -11,7 +11,7 @@ from torch import Tensor
 #: Tensors by name, and texts that belong to them: names of features, what was left out.
 Decoded = tuple[dict[str, Tensor], dict[str, list[str]]]
 #: What another version of the readers has decoded is not used; count up when they change.
-READERS = 2
+READERS = 3
 
 
 def decoded_once(cache: Path, key: str, decode: Callable[[], Decoded]) -> Decoded:

@@ -1,6 +1,7 @@
 """Images as pixels, as a person sees them; Pillow is loaded only when used."""
 
 import io
+import warnings
 import zipfile
 import zlib
 from collections import Counter
@@ -68,12 +69,17 @@ def _decode(content: bytes, what: str, lost: Counter[str]) -> NDArray[Any]:
     from PIL import Image, ImageOps
 
     try:
-        image: Any = Image.open(io.BytesIO(content), formats=_FORMS)
-        # A photo's second picture (MPO) is a preview of the first.
-        if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":
-            raise DataError(
-                f"{what} holds {frames} pictures; save each as an image of its own, or remove it"
-            )
+        with warnings.catch_warnings():  # that an image is large; too large ones are refused
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image: Any = Image.open(io.BytesIO(content), formats=_FORMS)
+        if (frames := getattr(image, "n_frames", 1)) > 1:
+            if image.format != "MPO":
+                raise DataError(
+                    f"{what} holds {frames} pictures; save each as an image of its own, or remove "
+                    "it"
+                )
+            # Of a photo, mostly a preview of the first one, or what the other eye sees.
+            lost["with a second picture, which is left out"] += 1
         mode, raw = image.mode, str(image.tile[0].args) if image.tile else ""
         grey16 = mode.startswith("I;16") or (mode == "I" and image.format == "PPM")
         if mode in ("I", "F") and not grey16:
@@ -94,5 +100,8 @@ def _decode(content: bytes, what: str, lost: Counter[str]) -> NDArray[Any]:
         if ";16" in raw:
             lost["with colours of 16 bits, read with 8"] += 1
         return np.asarray(image.convert("RGB"))
-    except (*_UNREADABLE, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise DataError(f"{what} has more pixels than Pillow reads, {most:,}; resize it") from error
+    except _UNREADABLE as error:
         raise DataError(f"{what} is not a readable image; mend or remove it") from error

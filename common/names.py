@@ -32,3 +32,8 @@ def quoted(names: Sequence[str], most: int = 5) -> str:
 def counted(count: int, thing: str, things: str = "") -> str:
     """`1 file`, `2 files`."""
     return f"{count} {thing if count == 1 else things or thing + 's'}"
+
+
+def nth_row(index: int) -> str:
+    """The place of an example, as all messages name it."""
+    return f"row {index + 1} of the data (counted from 1)"

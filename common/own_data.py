@@ -13,7 +13,6 @@ Whoever trains or validates on them relies on what is checked here.
 import hashlib
 import importlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,12 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.arrays import Arrays, ambiguous, arrays_of, checked, read_npz
+from common.arrays import Arrays, ambiguous, arrays_of, read_npz
 from common.class_folders import CACHE, ClassFolder, class_folder
 from common.datasets import DataError, Dataset, inputs_of
 from common.decode_cache import Decoded, decoded_once
 from common.errors import one_line
+from common.functions import plain
 from common.images import decode_images
+from common.names import quoted
 from common.tables import read_table
 
 FORMS = ".npz, .csv or .parquet file, a folder of class folders, or package.module:function"
@@ -34,29 +35,20 @@ FORMS = ".npz, .csv or .parquet file, a folder of class folders, or package.modu
 _FEW_CLASSES, _FEW_EXAMPLES, _MOST_ABSENT = 20, 3, 0.25
 
 
-@dataclass(frozen=True, eq=False)
-class OwnData:
-    """Checked examples, float32 or int64, with labels from 0; pixels are in [0, 1].
-
-    Only uint8 examples that are not of image shape stay uint8: what they are is not known.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnData(Arrays):
+    """Checked examples; uint8 stay as they are until a task says what they are.
 
     Attributes:
         source: the key and the value that name the data in messages.
         form: what it is, in words.
-        features: names of the columns of x (n, columns), or empty.
-        classes: names of the classes, or empty where they are the numbers from 0.
-        declared: somebody says which classes there are; else they are those of the labels.
-        notes: what was left out or changed, and why.
+        declared: somebody says which classes there are; else they are those of the labels, and
+            `num_classes` is that.
     """
 
     source: str
     form: str
-    data: Dataset
-    num_classes: int
-    features: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    declared: bool = False
-    notes: tuple[str, ...] = ()
+    declared: bool
 
     @property
     def inputs(self) -> str:
@@ -66,9 +58,29 @@ class OwnData:
     def class_name(self, label: int) -> str:
         return self.classes[label] if self.classes else str(label)
 
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Numbers of classes without a name or an example, of which nobody says that they exist."""
+        if self.declared or self.classes:
+            return ()
+        present = set(self.data.y.tolist())
+        return tuple(k for k in range(self.num_classes) if k not in present)
+
+    def server_notes(self) -> list[str]:
+        """What a server that has passed `check_server` should know."""
+        names = [self.class_name(k) for k in self.unseen]
+        if not names:
+            return []
+        return [
+            f"no example of {'class' if len(names) == 1 else 'classes'} {quoted(names)}, so that "
+            "clients who have one stay out; if it is a class, say num_classes in a .npz"
+        ]
+
     def check_server(self) -> None:
         """Raises DataError where a server cannot validate on these data."""
         x, y = self.data.x, self.data.y.numpy()
+        for why in self.unfit.values():
+            raise DataError(f"{self.source}: {why}")
         if len(y) < 2:
             raise DataError(
                 f"{self.source}: holds 1 example; the server needs 2 or more, to validate and to "
@@ -120,7 +132,10 @@ def load_own_data(path: str, key: str = "data-path", label_column: str = "label"
         else:
             why = "is of no known form" if place.exists() else f"not found (from {Path.cwd()})"
             raise DataError(f"{source}: {why}; give a {FORMS}")
-        stats = [(s.st_size, s.st_mtime_ns) for s in (file.stat() for file in files)]
+        stats = [
+            (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)  # some write without a new mtime
+            for s in (file.stat() for file in files)
+        ]
         stamp = hashlib.sha256(repr((stats, folder, label_column)).encode()).hexdigest()
         return _from_files(place, source, label_column, folder, stamp)
     except OSError as error:
@@ -143,25 +158,44 @@ def _from_files(
         return {"x": x, "y": y}, {"classes": [*folder.classes], "notes": [*folder.notes, *notes]}
 
     def decode_table() -> Decoded:
-        table = read_table(place, label_column, source)
-        data, _ = checked(table.x, table.y, source)
-        names = {"features": [*table.features], "classes": [*table.classes]}
-        return {"x": data.x, "y": data.y}, names | {"notes": [*table.notes]}
+        return _packed(read_table(place, label_column, source))
 
     if folder is not None:
-        tensors, about = decoded_once(place / CACHE, stamp, decode_folder)
-        form = "folder of class folders"
-    elif suffix == ".csv":
+        decoded = decoded_once(place / CACHE, stamp, decode_folder)
+        return _own(source, "folder of class folders", _unpacked(decoded, declared=True))
+    if suffix == ".csv":
         cache = place.with_name(f".{place.name}{CACHE}")
-        tensors, about = decoded_once(cache, stamp, decode_table)
-        form = ".csv file"
-    else:
-        tensors, about = decode_table()
-        form = ".parquet file"
-    data = Dataset(tensors["x"], tensors["y"]).take(np.arange(len(tensors["y"])))
-    features, classes = tuple(about.get("features", ())), tuple(about["classes"])
-    arrays = Arrays(data, len(classes), features, classes, tuple(about["notes"]))
-    return _own(source, form, arrays, declared=folder is not None)
+        return _own(source, ".csv file", _unpacked(decoded_once(cache, stamp, decode_table)))
+    return _own(source, ".parquet file", read_table(place, label_column, source))
+
+
+def _packed(table: Arrays) -> Decoded:
+    tensors = {"x": table.data.x, "y": table.data.y}
+    about = {
+        "features": [*table.features],
+        "classes": [*table.classes],
+        "notes": [*table.notes],
+        "index": [*table.index],
+        "unfit": [*table.unfit],
+        "why": [*table.unfit.values()],
+    }
+    if table.written:
+        tensors["written"], about["written"] = table.written[0], [*table.written[1]]
+    return tensors, about
+
+
+def _unpacked(decoded: Decoded, declared: bool = False) -> Arrays:
+    tensors, about = decoded
+    return Arrays(
+        data=Dataset(tensors["x"], tensors["y"]),
+        num_classes=len(about["classes"]) if declared else 0,
+        features=tuple(about.get("features", ())),
+        unfit=dict(zip(about.get("unfit", ()), about.get("why", ()), strict=True)),
+        index=tuple(about.get("index", ())),
+        classes=tuple(about["classes"]),
+        written=(tensors["written"], tuple(about["written"])) if "written" in tensors else None,
+        notes=tuple(about["notes"]),
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -169,39 +203,30 @@ def _from_function(path: str, source: str) -> OwnData:
     module, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except AttributeError as error:
+        raise DataError(
+            f"{source}: cannot be imported: {one_line(error)}; mend the name of the function"
+        ) from error
+    except ImportError as error:
         raise DataError(
             f"{source}: cannot be imported: {one_line(error)}; mend PYTHONPATH"
         ) from error
-    except Exception as error:  # whatever the user's own code raises; its text may quote data
+    except (Exception, SystemExit) as error:  # of the user's own code; its text may quote data
         raise DataError(
             f"{source}: importing it raised {type(error).__name__}; import it in Python"
         ) from error
     try:
         returned = function()
-        if not isinstance(returned, Mapping):
-            x, y = returned
-            returned = {"x": x, "y": y}
-        return _own(source, "function", arrays_of(returned, source))
-    except DataError:
-        raise
-    except Exception as error:  # whatever the user's own code raises; its text may quote data
+    except (Exception, SystemExit) as error:
         raise DataError(
             f"{source}: must return arrays (x, y), but raised {type(error).__name__}; "
             "call it in Python to see where"
         ) from error
+    return _own(source, "function", arrays_of(plain(returned, source), source))
 
 
-def _own(source: str, form: str, arrays: Arrays, declared: bool | None = None) -> OwnData:
+def _own(source: str, form: str, arrays: Arrays) -> OwnData:
     """With the classes that are told, or those of the labels."""
     told = arrays.num_classes
-    return OwnData(
-        source,
-        form,
-        arrays.data,
-        told or int(arrays.data.y.max()) + 1,
-        arrays.features,
-        arrays.classes,
-        bool(told) if declared is None else declared,
-        arrays.notes,
-    )
+    given = vars(arrays) | {"num_classes": told or int(arrays.data.y.max()) + 1}
+    return OwnData(source=source, form=form, declared=bool(told), **given)

@@ -1,43 +1,26 @@
 """CSV and Parquet tables as arrays: a column of labels, and numeric features by name."""
 
-import codecs
-import csv
-import io
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from common.arrays import loses, lossy
-from common.datasets import DataError
-from common.names import clean, counted, ordered, quoted, twice
+from common.arrays import Arrays, written
+from common.columns import features_of
+from common.csv_files import read_csv
+from common.datasets import DataError, Dataset
+from common.labels import Labels, are_numbers, comma_hint, labels_of, text_labels, written_labels
+from common.names import clean, counted, quoted, twice
 
-_SEPARATORS = ",;\t|"
 #: How pandas names a row index that is written as columns.
 _INDEX = re.compile(r"(Unnamed: \d+(\.\d+)?|__index_level_\d+__)?")
-_NUMBER = re.compile(r"\s*[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?\s*")
-_UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
-_CHUNK = 2**20
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
-    """Features x (n, columns) float32, missing ones NaN, their names, and labels y (n,).
-
-    `classes` are the names of text labels, numbered by y; without any y is as it was read.
-    """
-
-    x: NDArray[np.float32]
-    y: NDArray[Any]
-    features: tuple[str, ...]
-    classes: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def read_table(path: Path, label_column: str, source: str) -> Table:
+def read_table(path: Path, label_column: str, source: str) -> Arrays:
     """Read a table. Text labels are classes in the order of their names.
 
     `source` names the file in messages: a key and its value. What pyarrow says of a broken row is
@@ -45,7 +28,7 @@ def read_table(path: Path, label_column: str, source: str) -> Table:
 
     Raises:
         DataError: pyarrow is not installed, the file is no such table, there is no label column, or
-            a feature is not numeric.
+            a label is missing or none.
     """
     try:
         import pyarrow as pa
@@ -53,29 +36,20 @@ def read_table(path: Path, label_column: str, source: str) -> Table:
         raise DataError(
             f"{source}: CSV and Parquet need the extra `tables`; pip install 'greedyfed[tables]'"
         ) from error
-    is_csv = path.suffix.lower() == ".csv"
+    is_csv, label = path.suffix.lower() == ".csv", clean(label_column)
     try:
-        read = _read_csv if is_csv else _read_parquet
-        names, columns, index = read(path, clean(label_column), source)
+        names, columns, index = (_csv if is_csv else _parquet)(path, label, source)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # the file itself cannot be read
         form = "CSV with a header and equally long rows" if is_csv else "Parquet"
         raise DataError(f"{source}: is not readable as {form}; write it anew") from error
-    return _table(names, columns, index, clean(label_column), source)
+    return _table(names, columns, index, label, source, written_labels if is_csv else text_labels)
 
 
-def _read_csv(path: Path, label: str, source: str) -> tuple[list[str], list[Any], set[int]]:
+def _csv(path: Path, label: str, source: str) -> tuple[list[str], list[Any], set[int]]:
     """Names and columns, and which are a row index."""
-    from pyarrow import csv as arrow
-
-    _check_utf8(path, source)
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        first = next((line for line in file if line.strip()), "")  # as pyarrow does
-    headers = {s: _header(first, s) for s in _SEPARATORS}
-    right = {s: names for s, names in headers.items() if label in names} or headers
-    separator = max(right, key=lambda s: len(right[s]))
-    table = arrow.read_csv(path, parse_options=arrow.ParseOptions(delimiter=separator))
+    table = read_csv(path, label, source)
     names = [clean(name) for name in table.column_names]
     index = set[int]()
     while len(index) < len(names) and _INDEX.fullmatch(names[len(index)]):
@@ -83,39 +57,8 @@ def _read_csv(path: Path, label: str, source: str) -> tuple[list[str], list[Any]
     return names, table.columns, index
 
 
-def _header(line: str, separator: str) -> list[str]:
-    try:
-        names = next(csv.reader(io.StringIO(line), delimiter=separator), [])
-    except csv.Error:  # no header is that long
-        return []
-    return [clean(name) for name in names]
-
-
-def _check_utf8(path: Path, source: str) -> None:
-    decoder, position, line = codecs.getincrementaldecoder("utf-8")(), 0, 1
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            if not position and chunk.startswith(_UTF16):
-                raise DataError(f"{source}: is UTF-16 text; save it as UTF-8")
-            try:
-                decoder.decode(chunk)
-            except UnicodeDecodeError as error:
-                held = len(error.object) - len(chunk)  # bytes of the chunk before
-                line += error.object[: error.start].count(b"\n")
-                raise DataError(
-                    f"{source}: is not UTF-8 text, at byte {position - held + error.start + 1}, in "
-                    f"line {line}; save it as UTF-8 (in Excel: CSV UTF-8)"
-                ) from error
-            position, line = position + len(chunk), line + chunk.count(b"\n")
-    try:
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{source}: is not UTF-8 text, at byte {position}, its last; save it as UTF-8"
-        ) from error
-
-
-def _read_parquet(path: Path, label: str, source: str) -> tuple[list[str], list[Any], set[int]]:
+def _parquet(path: Path, label: str, source: str) -> tuple[list[str], list[Any], set[int]]:
+    import pyarrow as pa
     from pyarrow import parquet
 
     table = parquet.ParquetFile(path).read()
@@ -123,16 +66,32 @@ def _read_parquet(path: Path, label: str, source: str) -> tuple[list[str], list[
     stored = {clean(level) for level in levels if isinstance(level, str)}  # a range is not stored
     names = [clean(name) for name in table.column_names]
     is_index = [name in stored or (name != "" and _INDEX.fullmatch(name)) for name in names]
-    return names, table.columns, {k for k, yes in enumerate(is_index) if yes}
+    index, columns = {k for k, yes in enumerate(is_index) if yes}, list(table.columns)
+    for level in levels:  # evenly spaced numbers are stored as their ends
+        if isinstance(level, dict) and level.get("name"):
+            index.add(len(names))
+            names.append(clean(level["name"]))
+            numbers = range(level["start"], level["stop"], level["step"])
+            columns.append(pa.chunked_array([pa.array(numbers)]))
+    return names, columns, index
 
 
-def _table(names: list[str], columns: list[Any], index: set[int], label: str, source: str) -> Table:
-    """Names of all columns, the columns, and which of them are a row index."""
+def _table(
+    names: list[str],
+    columns: list[Any],
+    index: set[int],
+    label: str,
+    source: str,
+    texts: Callable[[Sequence[str | None], str], Labels],
+) -> Arrays:
+    """Of the names of all columns, the columns, and which of them are a row index.
+
+    `texts` says what labels are that are texts in the table.
+    """
     index -= {k for k, name in enumerate(names) if name == label}  # someone asks for it
-    notes = []
+    notes, left = [], [names[k] for k in sorted(index)]
     if index:
-        left = quoted([names[k] for k in sorted(index)])
-        notes.append(f"{counted(len(index), 'column')} left out as a row index: {left}")
+        notes.append(f"{counted(len(index), 'column')} left out as a row index: {quoted(left)}")
     empty = {k for k, name in enumerate(names) if not name} - index
     if full := [k for k in empty if columns[k].null_count < len(columns[k])]:
         raise DataError(f"{source}: column {min(full) + 1} has no name; give it one")
@@ -140,76 +99,85 @@ def _table(names: list[str], columns: list[Any], index: set[int], label: str, so
         notes.append(f"{counted(len(empty), 'column')} without a name or a value left out")
     kept = [k for k in range(len(names)) if k not in index | empty]
     names, columns = [names[k] for k in kept], [columns[k] for k in kept]
-    if label not in names or len(names) < 2:
+    if label not in names:
         raise DataError(
             f"{source}: needs one column {label!r} of labels beside its features, {_seen(names)}; "
             "name the label column so, or set label-column in node_config"
         )
+    if len(names) < 2:
+        aside = f"; {quoted(left)} was taken for a row index" * bool(left)
+        raise DataError(f"{source}: has no features beside {label!r}; add columns{aside}")
     if (double := twice(names)) is not None:
         raise DataError(f"{source}: two columns are named {double!r:.50}; rename or remove one")
     if not len(columns[0]):
-        raise DataError(f"{source}: holds no rows; fill it")
+        raise DataError(f"{source}: has a header, but no rows; fill it")
     position = names.index(label)
-    y, classes = _labels(columns.pop(position), label, source)
+    labels = _labels(columns.pop(position), label, source, texts)
     names.pop(position)
-    wide = [_numbers(column, name, source) for column, name in zip(columns, names, strict=True)]
-    lost = [k for k, column in enumerate(wide) if column.dtype.itemsize > 4 and loses(column)]
-    with np.errstate(over="ignore"):  # an overflow is told as Inf
-        x = np.stack(wide, axis=1, dtype=np.float32, casting="unsafe")
-    return Table(x, y, tuple(names), classes, (*notes, *lossy(lost, names)))
+    found = features_of(names, [_numbers(column) for column in columns], len(labels.y))
+    return Arrays(
+        data=Dataset(torch.from_numpy(found.x), torch.from_numpy(labels.y)),
+        features=found.names,
+        unfit=found.unfit,
+        index=tuple(left),
+        classes=labels.classes,
+        written=written(labels),
+        notes=(*notes, *found.notes),
+    )
 
 
 def _seen(names: list[str]) -> str:
     """Names that were read; a line that may be an example is not quoted."""
-    if any(_NUMBER.fullmatch(name) for name in names):
+    if any(are_numbers([name]) or comma_hint([name]) for name in names):
         return "and its first line looks like an example, not like names"
     return f"and has {quoted(names) or 'none'}"
 
 
-def _labels(column: Any, name: str, source: str) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Numbers as they are, or the numbers of texts and these texts in order."""
+def _labels(
+    column: Any, name: str, source: str, texts: Callable[[Sequence[str | None], str], Labels]
+) -> Labels:
+    import pyarrow as pa
+
     column = _plain(column)
-    if not _is_text(column.type):
-        return _numbers(column, name, source, "labels"), ()
-    texts = [None if text is None else clean(text) for text in column.to_pylist()]
-    missing = [k for k, text in enumerate(texts) if not text]
-    if missing:
-        raise DataError(
-            f"{source}: {len(missing)} of {len(texts)} labels missing, in row {missing[0] + 1} "
-            "first; fill them, or remove the rows"
-        )
-    known = [text for text in texts if text]
-    if all(map(_NUMBER.fullmatch, known)) and any("," in text for text in known):
-        raise DataError(f"{source}: {_not_numeric('labels', name, column)}")
-    classes = ordered(known)
-    number = {text: k for k, text in enumerate(classes)}
-    return np.array([number[text] for text in known]), classes
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.string())
+    if _is_text(column.type):
+        return texts(column.to_pylist(), source)
+    if pa.types.is_null(column.type):
+        return text_labels(column.to_pylist(), source)
+    if pa.types.is_boolean(column.type) and not column.null_count:
+        return labels_of(np.array(column.to_pylist(), bool), source)
+    numbers = _numbers(column)
+    if isinstance(numbers, str):
+        raise DataError(f"{source}: labels {name!r:.50} are neither numbers nor texts; encode them")
+    return labels_of(numbers, source)
 
 
-def _numbers(column: Any, name: str, source: str, what: str = "column") -> NDArray[Any]:
-    """A column as an array of numbers, missing ones NaN."""
+def _numbers(column: Any) -> NDArray[Any] | str:
+    """A column as an array of numbers, missing ones NaN, or why it is none and what to do."""
     import pyarrow as pa
 
     column = _plain(column)
     kind = column.type
     if pa.types.is_null(kind):
-        raise DataError(f"{source}: {what} {name!r:.50} has no value at all; remove it")
+        return "has no value at all; remove it"
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
     elif pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
+    elif pa.types.is_temporal(kind):
+        return "is of dates or times; encode it as numbers, such as days since the first"
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise DataError(f"{source}: {_not_numeric(what, name, column)}")
+        return _no_numbers(column)
     numbers: NDArray[Any] = column.to_numpy()
     return numbers
 
 
-def _not_numeric(what: str, name: str, column: Any) -> str:
-    """The rule and the remedy; a decimal comma is a frequent reason."""
-    texts = [text for text in column.to_pylist() if text] if _is_text(column.type) else []
-    comma = bool(texts) and all(map(_NUMBER.fullmatch, texts))
-    remedy = "write its decimal commas as points" if comma else "encode it as numbers or remove it"
-    return f"{what} {name!r:.50} is not numeric; {remedy}"
+def _no_numbers(column: Any) -> str:
+    texts = {text for text in column.to_pylist() if text} if _is_text(column.type) else set()
+    if are_numbers(texts):
+        return "is of texts; convert the column to numbers"
+    return f"is not numeric; {comma_hint(texts) or 'encode it as numbers or remove it'}"
 
 
 def _plain(column: Any) -> Any:

@@ -17,7 +17,8 @@ class Task:
 
     `inputs` is "whole" (int64, ids of an embedding), "pixels" (images in [0, 1]) or "numbers"
     (float32). `features` and `classes` are names, or empty: then features go by their place, and
-    the classes are "0", "1", …. `network` is what the server found when it tried its own out.
+    the classes are "0", "1", …, of which `unseen` have no example at the server, and may be none.
+    `network` is what the server found when it tried its own out.
     """
 
     input_shape: tuple[int, ...]
@@ -26,6 +27,7 @@ class Task:
     features: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     network: Traits | None = None
+    unseen: tuple[int, ...] = ()
 
 
 def encode_task(task: Task) -> RecordDict:
@@ -36,6 +38,7 @@ def encode_task(task: Task) -> RecordDict:
         "inputs": task.inputs,
         "features": list(task.features),
         "classes": list(task.classes),
+        "unseen": list(task.unseen),
     }
     if task.network is not None:
         record |= {
@@ -64,7 +67,14 @@ def decode_task(content: RecordDict) -> Task:
         names(record.get("features"), "features"),
         names(record.get("classes"), "classes"),
         _network(record) if "layout" in record else None,
+        _unseen(record.get("unseen")),
     )
+
+
+def _unseen(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise BadReplyError(f"unseen is {cut(value)}, not a list")
+    return tuple(whole(k, "unseen", least=0) for k in value)
 
 
 def _network(record: ConfigRecord) -> Traits:

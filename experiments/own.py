@@ -1,9 +1,11 @@
 """`greedyfed data`: what is read from a file or folder of one's own, and who can use it."""
 
 from collections.abc import Sequence
+from math import exp, lgamma
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+import torch
 import typer
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ _INPUTS = {
     "whole": "whole numbers (int64)",
     "bytes": "bytes (uint8), whether ids, counts or pixels nobody knows",
 }
+#: The share of splits with one class to validate that is worth a word.
+_RISK = 1e-4
 #: Names of a list that are shown.
 _MOST = 20
 
@@ -44,8 +48,9 @@ def described(own: "OwnData", label_column: str = "label") -> list[tuple[str, st
     lines = [
         ("form", own.form),
         ("examples", f"{len(x)}, each of shape {shape}"),
-        ("inputs", f"{_INPUTS[own.inputs]}, from {x.min().item():.6g} to {x.max().item():.6g}"),
+        ("inputs", f"{_INPUTS[own.inputs]}{_range(own)}"),
         ("classes", _listed(classes, own.num_classes)),
+        *(("left out", why) for why in own.unfit.values()),
         *(("note", note) for note in own.notes),
     ]
     if len(shape) == 1:
@@ -55,13 +60,38 @@ def described(own: "OwnData", label_column: str = "label") -> list[tuple[str, st
         if label_column != "label":
             raise DataError(f"{own.source}: a server's label column is 'label'; rename it there")
         own.check_server()
-        lines.append(("server", "yes, to validate and to test on"))
+        lines.append(("server", f"yes, to validate and to test on{_if_split(own)}"))
+        lines += (("server", note) for note in own.server_notes())
     except DataError as error:
         lines.append(("server", f"no: {str(error).removeprefix(f'{own.source}: ')}"))
     has = "these features" if own.features else "examples of this shape"
     kind = ", whole numbers," if own.inputs == "bytes" else ""
     lines.append(("client", f"yes, of a server that has {has}{kind} and these classes"))
     return lines
+
+
+def _log_comb(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+
+def _range(own: "OwnData") -> str:
+    x = own.data.x
+    if not x.numel():
+        return ", but none of the columns is one"
+    scale = 255 if x.dtype == torch.uint8 and own.inputs == "pixels" else 1
+    return f", from {x.min().item() / scale:.6g} to {x.max().item() / scale:.6g}"
+
+
+def _if_split(own: "OwnData") -> str:
+    """Where a split may well leave one class: that of the default keys is tried."""
+    from common.datasets import halves
+
+    n, cut = len(own.data), len(own.data) // 2
+    counts = np.unique(own.data.y.numpy(), return_counts=True)[1].tolist()
+    if sum(exp(_log_comb(c, cut) - _log_comb(n, cut)) for c in counts if c >= cut) < _RISK:
+        return ""
+    halves(own.data, 0, cut, own.source)
+    return ", with seed = 0; another may leave one class to validate"
 
 
 def _listed(names: Sequence[str], count: int) -> str:

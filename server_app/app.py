@@ -100,7 +100,11 @@ def server_model(config: RunConfig) -> ServerModel:
         partial(build, config.seed + 1),
     )
     model.task = replace(
-        model.task, inputs=splits.inputs, features=splits.features, classes=splits.classes
+        model.task,
+        inputs=splits.inputs,
+        features=splits.features,
+        classes=splits.classes,
+        unseen=splits.unseen,
     )
     return model
 

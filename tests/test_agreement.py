@@ -32,7 +32,12 @@ def announced(path):
     """The task of a server with this data, as it arrives."""
     splits = load_splits(RunConfig.from_flat({"dataset": "own", "data-dir": str(path)}).data, 0)
     task = Task(
-        splits.input_shape, splits.num_classes, splits.inputs, splits.features, splits.classes
+        splits.input_shape,
+        splits.num_classes,
+        splits.inputs,
+        splits.features,
+        splits.classes,
+        unseen=splits.unseen,
     )
     assert decode_task(encode_task(task)) == task
     return task
@@ -265,6 +270,7 @@ KINDS = {
     "narrow ids": (IDS, IDS.astype(np.int16), IDS),
     "uint8 ids": (IDS, IDS.astype(np.uint8), IDS),
     "ids as floats": (IDS, IDS.astype(np.float64), IDS),
+    "pixels for whole numbers": (PIXELS.astype(int), PIXELS, PIXELS),
     "no ids": (IDS, IDS / 2, "x is not all whole numbers, as the server's inputs are"),
     "counts for numbers": (IDS / 3, IDS, IDS.astype(np.float32)),
     "too large for numbers": (IDS / 3, IDS + 2**24, "beyond 16777216, more than the float32"),

@@ -248,10 +248,10 @@ KINDS: dict[str, dict[str, Provoke]] = {
         "a CSV file that is not UTF-8": client(
             file("clinic.csv", "label,gr\u00f6\u00dfe\n0,70\n".encode("latin-1"))
         ),
-        "a CSV file with decimal commas": client(file("clinic.csv", "label;age\n0;70,5\n")),
+        "a CSV file with decimal commas": server(file("clinic.csv", "label;age\n0;70,5\n1;8\n")),
         "a column twice": client(file("clinic.csv", "label,age,age\n0,70,71\n")),
         "a table without a label column": client(lambda f: table(f, label=None)),
-        "a table with a column of words": client(lambda f: table(f, a=["w", "x", "y", "z"])),
+        "a table with a column of words": server(lambda f: table(f, a=["w", "x", "y", "z"])),
         "a Parquet file that is none": client(file("clinic.parquet", "junk")),
         "a function that raises": client(
             lambda f: (

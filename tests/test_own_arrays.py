@@ -90,7 +90,10 @@ BAD_NAMES = {
         {"class_names": np.array([*"abc"]), "num_classes": 4},
         "class_names has 3 names, num_classes is 4; leave num_classes out",
     ),
-    "half a class": ({"num_classes": 3.5}, "num_classes must be one whole number from 1; mend it"),
+    "half a class": (
+        {"num_classes": 3.5},
+        "must be one whole number from 1 to 2147483647; mend",
+    ),
     "classes of a list": ({"num_classes": [3, 3]}, "num_classes must be one whole number"),
     "numbers as names": ({"class_names": np.arange(3)}, "class_names must be a list of texts;"),
     "twice": ({"class_names": np.array(["a", " a", "b"])}, "class_names holds 'a' twice; give"),
@@ -99,7 +102,10 @@ BAD_NAMES = {
         {"feature_names": np.array([*"abc"])},
         "feature_names has 3 names, an example has shape (3, 4, 4); name each column of x",
     ),
-    "objects": ({"class_names": np.array(["a", None, "b"])}, "is not a .npz file of plain arrays"),
+    "objects": (
+        {"class_names": np.array(["a", None, "b"])},
+        "array 'class_names' is of Python objects, which are not read from files; save np.array(",
+    ),
 }
 
 

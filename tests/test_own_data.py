@@ -216,3 +216,17 @@ def test_a_read_only_folder_costs_nothing_but_time(tmp_path, monkeypatch):
     monkeypatch.setattr(decode_cache.tempfile, "mkstemp", denied)  # root may write everywhere
     assert len(mine(root, FOLDERS).data) == 6
     assert not (root / CACHE).exists()
+
+
+@pytest.mark.parametrize("how", ["in place", "another file"])
+def test_a_change_that_keeps_size_and_time_is_seen(how, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("b,a,label\n1,2,0\n3,4,1\n")
+    state = path.stat()
+    assert mine(path, TABLES).data.x[0].tolist() == [1, 2]
+    new = path if how == "in place" else tmp_path / "new.csv"
+    new.write_text("b,a,label\n9,2,0\n3,4,1\n")
+    os.utime(new, ns=(state.st_atime_ns, state.st_mtime_ns))
+    new.rename(path)
+    fresh_process()
+    assert mine(path, TABLES).data.x[0].tolist() == [9, 2]

@@ -92,9 +92,13 @@ BAD = {
     "objects": (
         lambda f: npz(f, x=np.array([{}] * 6)),
         TASK,
-        "is not a .npz file of plain arrays x and y",
+        "array 'x' is of Python objects, which are not read from files; save x.astype(float)",
     ),
-    "text": (lambda f: npz(f, y=np.array(["a"] * 6)), TASK, "y of <U1, must be numbers; encode"),
+    "dates": (
+        lambda f: npz(f, y=np.array(["2020-01-02"] * 6, "datetime64[D]")),
+        TASK,
+        "y is of type datetime64[D], must be whole numbers from 0, or texts; number the classes",
+    ),
     "complex": (lambda f: npz(f, x=PIXELS * 1j), TASK, "x is of type complex128"),
     "empty": (
         lambda f: npz(f, x=PIXELS[:0], y=LABELS[:0]),
@@ -103,18 +107,42 @@ BAD = {
     ),
     "one axis": (lambda f: npz(f, x=LABELS), TASK, "x has shape (6,), must be (examples, …)"),
     "lengths": (lambda f: npz(f, y=LABELS[:5]), TASK, "y has shape (5,), must be (6,); label"),
-    "one-hot": (lambda f: npz(f, y=np.eye(6)), TASK, "y has shape (6, 6), must be (6,)"),
-    "half": (lambda f: npz(f, y=labels_with(0.5)), TASK, "label 5 of 6 is not a whole number"),
+    "one-hot": (
+        lambda f: npz(f, y=np.eye(6)),
+        TASK,
+        "y has shape (6, 6), must be (examples,); give each example one label, by y.argmax(axis=1)",
+    ),
+    "half": (
+        lambda f: npz(f, y=labels_with(0.5)),
+        TASK,
+        "label in row 6 of the data (counted",
+    ),
     "negative": (
         lambda f: npz(f, y=labels_with(-1)),
         TASK,
         "whole number from 0; number the classes",
     ),
-    "huge": (lambda f: npz(f, y=labels_with(1e300)), TASK, "label 5 of 6 is not a whole number"),
-    "no label": (lambda f: npz(f, y=labels_with(np.nan)), TASK, "label 5 of 6 is not a whole"),
-    "nan": (lambda f: npz(f, x=bad(1, np.nan)), TASK, "1 of 6 examples hold NaN or Inf; remove"),
-    "inf": (lambda f: npz(f, x=bad(1, -np.inf)), TASK, "1 of 6 examples hold NaN or Inf"),
-    "overflow": (lambda f: npz(f, x=bad(1, 1e300)), TASK, "1 of 6 examples hold NaN or Inf"),
+    "huge": (
+        lambda f: npz(f, y=labels_with(1e300)),
+        TASK,
+        "label in row 6 of the data (counted",
+    ),
+    "no label": (
+        lambda f: npz(f, y=labels_with(np.nan)),
+        TASK,
+        "1 of 6 labels missing, first in row 6",
+    ),
+    "nan": (
+        lambda f: npz(f, x=bad(1, np.nan)),
+        TASK,
+        "x misses 1 of 6 values, first in row 2",
+    ),
+    "inf": (lambda f: npz(f, x=bad(1, -np.inf)), TASK, "x holds Inf, first in row 2 of the data"),
+    "overflow": (
+        lambda f: npz(f, x=bad(1, 1e300)),
+        TASK,
+        "x holds numbers beyond float32, 3.4e+38, first in row 2 of the data (counted from 1)",
+    ),
     "shape": (
         npz,
         Task((4, 4, 3), 3),
@@ -141,7 +169,7 @@ BAD = {
     "bad csv": (
         junk("x.csv"),
         TABLES,
-        "is not readable as CSV with a header and equally long rows;",
+        "row 1 of the data (counted from 1) has 3 fields, the header 2; write it anew",
     ),
     "bad parquet": (junk("x.parquet"), TABLES, "is not readable as Parquet; write it anew"),
     "no label column": (
@@ -149,7 +177,11 @@ BAD = {
         TABLES,
         "needs one column 'label' of labels beside its features, and has 'b', 'a'; name the label",
     ),
-    "only labels": (lambda f: table(f, a=None, b=None), TABLES, "needs one column 'label'"),
+    "only labels": (
+        lambda f: table(f, a=None, b=None),
+        TABLES,
+        "no features beside 'label'; add",
+    ),
     "text column": (
         lambda f: table(f, a=["w", "x", "y", "z"]),
         TABLES,
@@ -158,12 +190,12 @@ BAD = {
     "missing value": (
         lambda f: table(f, a=[1, None, 2, None]),
         TABLES,
-        "2 of 4 examples hold NaN or Inf; remove them",
+        "column 'a' misses 2 of 4 values, first in row 2 of the data (counted from 1); fill",
     ),
     "missing label": (
         lambda f: table(f, "parquet", label=[1, None, 2, 0]),
         TABLES,
-        "label 1 of 4 is not a whole number from 0",
+        "1 of 4 labels missing, first in row 2 of the data (counted from 1); write a word such as",
     ),
     "columns": (
         lambda f: npz(f, x=PIXELS.reshape(6, 48).astype(float)),
@@ -177,7 +209,7 @@ BAD = {
         TASK,
         "must return arrays (x, y), but raised KeyError; call it in Python to see where",
     ),
-    "one array": (lambda f: f"{__name__}:returns_one", TASK, "but raised ValueError; call it"),
+    "one array": (lambda f: f"{__name__}:returns_one", TASK, "returned a tuple of 1; return x"),
     "text array": (lambda f: f"{__name__}:returns_text", TASK, "x is of type <U1"),
 }
 
@@ -223,6 +255,13 @@ def test_the_missing_extra_is_named(tmp_path, monkeypatch):
         ({"data-path": "x.csv", "label-column": 1}, "label-column = 1: must be a text"),
         ({}, "data-path is missing: with dataset = 'own' each client has its own examples; give"),
         ({"partition-id": 0, "num-partitions": 2}, "data-path is missing"),
+        (
+            {"noise_sigma": 5.0},
+            "noise_sigma: unknown key of node_config; did you mean 'noise-sigma",
+        ),
+        ({"client_id": "a"}, "client_id: unknown key of node_config; did you mean 'client-id'?"),
+        ({"Data-Path": "x"}, "did you mean 'data-path'?"),
+        ({"local-epoch": 3}, "did you mean 'local-epochs'?"),
     ],
 )
 def test_bad_node_configs_are_named(keys, words):

@@ -50,8 +50,9 @@ def saved(picture, form, **keys):
 def seen(content, tmp_path, name="a.png"):
     """One image as it is read, (3, height, width) in 0 to 1, and the notes."""
     own = load_own_data(str(tree(tmp_path / "one", **{f"cat/{name}": content})))
-    assert own.data.x.dtype == torch.float32
-    return own.data.x[0].numpy(), own.notes
+    pixels = own.data.take(np.arange(1)).x
+    assert pixels.dtype == torch.float32
+    return pixels[0].numpy(), own.notes
 
 
 def png16(picture, colour):
@@ -178,7 +179,7 @@ def test_transparency_is_left_out_and_said(tmp_path):
     )
     own = load_own_data(str(root))
     assert own.notes == ("2 images with transparency, which is left out",)
-    np.testing.assert_allclose(own.data.x[1].numpy(), COLOUR.transpose(2, 0, 1) / 255, atol=1e-6)
+    np.testing.assert_array_equal(own.data.x[1].numpy(), COLOUR.transpose(2, 0, 1))
     fresh_process()
     assert load_own_data(str(root)).notes == own.notes  # also from the cache
 
@@ -236,7 +237,7 @@ def bits32(kind):
 REFUSED = {
     "a class of no known form": (
         {"eel/a.heic": b"", "eel/b.heic": b""},
-        "folder 'eel' holds files, but no images of a known form (.heic); convert them",
+        "folder 'eel' holds files, but no images of a known form (.heic); give images",
     ),
     "deeper": (
         {"dog/2021/0.png": image(GREY)},
@@ -267,7 +268,8 @@ def test_images_without_a_clear_class_or_content_are_refused(case, tmp_path):
 
 
 def test_a_photo_with_a_preview_is_one_picture(tmp_path):
-    x, _ = seen(film("MPO"), tmp_path, "a.jpg")
+    x, notes = seen(film("MPO"), tmp_path, "a.jpg")
+    assert notes == ("1 image with a second picture, which is left out",)
     np.testing.assert_allclose(x, COLOUR.transpose(2, 0, 1) / 255, atol=0.2)
 
 
@@ -322,3 +324,21 @@ def test_classes_of_an_archive_that_are_numbers_keep_them(tmp_path):
             file.writestr(name, content)
     in_order = [int(n.split("/")[2]) for n in sorted(contents) if "/train/" in n]
     assert load_splits(config, 0).train.y.tolist() == in_order
+
+
+@pytest.mark.parametrize("place", ["cat/9.png", "eel"])
+def test_a_link_that_leads_nowhere_is_named(place, tmp_path):
+    root = pets(tmp_path, {})
+    (root / place).symlink_to(root / "nowhere")
+    with pytest.raises(DataError, match=f"{place}' is a link to what is not there .*; mend or"):
+        load_own_data(str(root))
+
+
+def test_very_large_images(tmp_path, monkeypatch, recwarn):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    assert seen(image(COLOUR), tmp_path)[0].shape == (3, 8, 8)  # 64, of which Pillow warns
+    assert not recwarn
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
+    (tmp_path / "one" / "cat" / "a.png").touch()
+    with pytest.raises(DataError, match="has more pixels than Pillow reads, 60; resize it"):
+        load_own_data(str(tmp_path / "one"))

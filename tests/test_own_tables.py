@@ -149,6 +149,7 @@ def test_labels(kind, tmp_path):
 LOST = {
     "whole numbers": [2**24 + 1, 5, 6, 7],
     "times": [1.7e9 + k / 4 for k in range(4)],
+    "times of the quarter second, two apart": [1.7e9, 1.7e9 + 100, 1.7e9 + 20.25, 1.7e9 + 10.5],
     "times in ns": [1_700_000_000_000_000_000 + k for k in range(4)],
 }
 KEPT = {
@@ -175,6 +176,18 @@ def test_digits_that_are_lost_are_said(form, values, tmp_path):
         assert "'t'; subtract" in note
     else:
         assert notes == ()
+
+
+def test_numbers_that_become_0_are_said(tmp_path):
+    (note,) = read(text(tmp_path, "p,label\n1e-300,0\n0.5,1\n0,1\n")).notes
+    assert note.startswith("1 column with numbers too near to 0 for float32, read as 0: 'p'; ")
+
+
+def test_whole_numbers_of_32_bits_lose_digits_too(tmp_path):
+    column = pa.array([2**24 + 1, 5, 6, 7], pa.int32())
+    pa.parquet.write_table(pa.table({"t": column, "label": LABEL}), tmp_path / "t.parquet")
+    (note,) = read(tmp_path / "t.parquet").notes
+    assert "more digits than float32 holds" in note
 
 
 BAD = {
@@ -208,18 +221,30 @@ BAD = {
     ),
     "decimal commas as labels": (
         b"age;label\n1;0,5\n2;1\n",
-        "labels 'label' is not numeric; write its decimal commas as points",
+        "labels are numbers with commas; write its decimal commas as points",
     ),
     "words": (b"age;label\npatient;0\n2;1\n", "column 'age' is not numeric; encode it as numbers"),
-    "dates": (b"age,label\n2020-01-02,0\n", "column 'age' is not numeric; encode it"),
+    "dates": (
+        b"age,label\n2020-01-02,0\n",
+        "column 'age' is of dates or times; encode",
+    ),
     "no values": (b"age,dose,label\n1,,0\n2,,1\n", "column 'dose' has no value at all; remove it"),
-    "a missing value": (b"age,label\n1,0\n,1\n", "1 of 2 examples hold NaN or Inf; remove them"),
-    "a missing flag": (b"age,label\ntrue,0\n,1\n", "1 of 2 examples hold NaN or Inf"),
-    "a missing label": (b"age,label\n1,0\n2,\n", "label 1 of 2 is not a whole number"),
-    "a missing text": (b"age,label\n1,ill\n2,\n", "1 of 2 labels missing, in row 2 first; fill"),
-    "no rows": (b"age,label\n", "holds no rows; fill it"),
-    "nothing": (b"", "is not readable as CSV"),
-    "one long line": (b"x" * 200_000, "is not readable as CSV"),
+    "a missing value": (
+        b"age,label\n1,0\n,1\n",
+        "'age' misses 1 of 2 values, first in row 2",
+    ),
+    "a missing flag": (
+        b"age,label\ntrue,0\n,1\n",
+        "'age' misses 1 of 2 values, first in row 2",
+    ),
+    "a missing label": (
+        b"age,label\n1,0\n2,\n",
+        "1 of 2 labels missing, first in row 2 of",
+    ),
+    "a missing text": (b"age,label\n1,ill\n2,\n", "1 of 2 labels missing, first in row 2 of the"),
+    "no rows": (b"age,label\n", "has a header, but no rows; fill it"),
+    "nothing": (b"", "is empty; write a header and rows"),
+    "one long line": (b"x" * 200_000, "has a header, but no rows"),
 }
 
 
@@ -228,7 +253,7 @@ def test_what_cannot_be_read_rightly_is_refused(case, tmp_path):
     content, words = BAD[case]
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(DataError) as error:
-        read(tmp_path / "t.csv")
+        read(tmp_path / "t.csv").check_server()
     (line,) = str(error.value).splitlines()
     assert words in line
     assert "; " in line
@@ -236,14 +261,35 @@ def test_what_cannot_be_read_rightly_is_refused(case, tmp_path):
     assert len(line) < 500
 
 
-def test_dates_and_lists_in_parquet_are_refused(tmp_path):
-    for values in ([datetime.date(2020, 1, 2)] * 4, [[1.0]] * 4, [{"a": 1}] * 4):
-        pa.parquet.write_table(pa.table({"a": values, "label": LABEL}), tmp_path / "t.parquet")
-        with pytest.raises(DataError, match="column 'a' is not numeric; encode it"):
-            read(tmp_path / "t.parquet")
-        table = pa.table({"a": LABEL, "label": values})
-        pa.parquet.write_table(table, tmp_path / "t.parquet")
-        with pytest.raises(DataError, match="labels 'label' is not numeric"):
+NO_NUMBERS = {
+    "dates": (pa.array([datetime.date(2020, 1, 2)] * 4), "is of dates or times; encode it as"),
+    "lists": (pa.array([[1.0]] * 4), "is not numeric; encode it as numbers or remove it"),
+    "structs": (pa.array([{"a": 1}] * 4), "is not numeric; encode it"),
+    "numbers as texts": (pa.array(["1", "2", "1.5", "2"]), "is of texts; convert the column to"),
+    "categories": (pa.array([*"1212"]).dictionary_encode(), "is of texts; convert the column to"),
+    "thousands": (pa.array(["1,234", "5", "6", "1,234,567.5"]), "write its numbers without commas"),
+    "decimal commas": (pa.array(["1,5", "2", "1,234", "3"]), "write its decimal commas as points"),
+    "both": (pa.array(["1,5", "2", "1,234.5", "3"]), "is not numeric; encode it as numbers"),
+}
+
+
+@pytest.mark.parametrize("case", NO_NUMBERS)
+def test_columns_that_are_no_numbers_are_refused_where_they_are_needed(case, tmp_path):
+    values, words = NO_NUMBERS[case]
+    table = pa.table({"a": values, "b": LABEL, "label": LABEL})
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    own = read(tmp_path / "t.parquet")
+    assert own.features == ("b",)
+    with pytest.raises(DataError) as error:
+        own.check_server()
+    assert ": column 'a' is " in str(error.value)
+    assert words in str(error.value)
+
+
+def test_lists_are_no_labels(tmp_path):
+    for values in ([[1.0]] * 4, [{"a": 1}] * 4):
+        pa.parquet.write_table(pa.table({"a": LABEL, "label": values}), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match="labels 'label' are neither numbers nor texts; encode"):
             read(tmp_path / "t.parquet")
 
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from common.config import RunConfig
+from common.datasets import DataError, load_splits
 from common.own_data import load_own_data
 from experiments.own import data, described
 from tests.bad_input import greedyfed
@@ -36,7 +38,7 @@ inputs    numbers (float32), from -3 to 255
 features  b, a
 classes   ill (1), well (3)
 note      1 column left out as a row index: 'Unnamed: 0'
-server    yes, to validate and to test on
+server    yes, to validate and to test on, with seed = 0; another may leave one class to validate
 client    yes, of a server that has these features and these classes
 """
 
@@ -105,3 +107,35 @@ def test_what_cannot_be_read_is_one_line_and_exit_2(name, tmp_path):
     (line,) = said.splitlines()
     assert line.startswith("greedyfed: data-path = ")
     assert "; " in line
+
+
+SPLIT = {
+    "two": ([0, 1], "server: no: the validation part, 1 of 2 examples, has one class only; give"),
+    "one of ten": ([0] * 9 + [1], "server: "),
+    "any": ([0, 1, 2] * 4, "server: yes, to validate and to test on"),
+}
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_the_server_says_what_a_run_would_say(case, tmp_path):
+    y, words = SPLIT[case]
+    path = npz(tmp_path, np.zeros((len(y), 2)), np.array(y))
+    (line,) = (line for line in lines_of(path) if line.startswith("server: "))
+    assert line.startswith(words)
+    config = RunConfig.from_flat({"dataset": "own", "data-dir": str(path)})
+    load_splits.cache_clear()
+    if line.startswith("server: yes"):
+        load_splits(config.data, 0)
+        assert ("with seed = 0" in line) == (case == "one of ten")
+    else:
+        with pytest.raises(DataError, match="has one class only"):
+            load_splits(config.data, 0)
+
+
+def test_columns_that_are_no_features_are_shown(tmp_path):
+    path = table(tmp_path, "parquet", a=["p", "q", "r", "s"])
+    lines = lines_of(path)
+    why = "column 'a' is not numeric; encode it as numbers or remove it"
+    assert f"left out: {why}" in lines
+    assert f"server: no: {why}" in lines
+    assert "features: b" in lines

@@ -60,7 +60,7 @@ def test_the_server_holds_out_all_of_its_data(tmp_path):
 
 
 def test_the_servers_errors_name_its_key(tmp_path):
-    with pytest.raises(DataError, match=r"^data-dir = '.*data.npz': 1 of 6 examples hold NaN"):
+    with pytest.raises(DataError, match=r"^data-dir = '.*data.npz': x misses 1 of 6 values"):
         load_splits(server(npz(tmp_path, x=bad(0, np.nan))), seed=0)
     with pytest.raises(DataError, match=r"holds 1 example; the server needs 2 or more"):
         load_splits(server(npz(tmp_path, x=PIXELS[:1], y=LABELS[:1])), seed=0)
