@@ -109,14 +109,14 @@ def constant(trial: Trial, trained: nn.Module, new: State) -> tuple[str, ...]:
 
 
 def travels(
-    trial: Trial, trained: nn.Module, other: nn.Module, spec: ParamSpec, beginning: Tensor
+    trial: Trial, trained: nn.Module, other: nn.Module, fresh: nn.Module, spec: ParamSpec
 ) -> None:
     """What travels makes the trained network of another one, which has scored before.
 
-    `beginning` is what it scored with its initial parameters, which is tried again: something that
-    is derived from parameters and kept would show.
+    With parameters far from those it must score as a fresh one, which has not: something that is
+    derived from parameters and kept would show.
     """
-    half, initial = is_half(trained), spec.flatten(other)
+    half = is_half(trained)
     vector, scores = spec.flatten(trained), trial.scores(trained)
     if not np.isfinite(vector).all():
         raise trial.wrong(
@@ -133,11 +133,18 @@ def travels(
             f"its scores depend on what training changes {_where(trial, trained, other, scores)}",
             "keep that in parameters or floating-point buffers, which can be averaged",
         )
-    spec.load(other, initial)
-    if not trial.close(trial.scores(other), beginning, half):
+    state, rng, far = trained.state_dict(keep_vars=True), np.random.default_rng(0), vector.copy()
+    for name, start, end in spec.entries:
+        if isinstance(state[name], nn.Parameter):
+            scale = 0.1 * vector[start:end].std() + 0.1
+            far[start:end] += scale * rng.standard_normal(end - start, np.float32)
+    for network in (other, fresh):
+        spec.load(network, far)
+    expected = trial.scores(fresh)
+    if expected.isfinite().all() and not trial.close(trial.scores(other), expected, half):
         raise trial.wrong(
-            "scores as before when other parameters are loaded",
-            "derive what you keep of the parameters anew, at the latest in eval()",
+            "scores by what it kept of earlier parameters when others are loaded",
+            "derive what you keep of them anew in train() or eval(), which are called then",
         )
     spec.load(other, vector)
 

@@ -57,7 +57,7 @@ def _tried_out(trial: Trial, build: Build, elsewhere: Build) -> tuple[Traits, li
             "its last softmax out"
         )
     state.is_seeded(trial, new, other)
-    beginning = trial.scores(other)
+    trial.scores(other)  # what it may keep of its first parameters, it keeps now
     if trial.trains(trained) > 1:
         notes.append(
             f"model = {trial.name!r}: gives several outputs in training; clients train on the first"
@@ -70,8 +70,9 @@ def _tried_out(trial: Trial, build: Build, elsewhere: Build) -> tuple[Traits, li
         raise trial.wrong(f"training makes other numbers of {moved[0]!r} each time", _OUTSIDE)
     constant = state.constant(trial, trained, new)
     spec = ParamSpec.of(trained, constant)
-    state.travels(trial, trained, other, spec, beginning)
-    state.is_saved(trial, other, build(), "saved and loaded, it scores otherwise")
+    fresh = build()
+    state.travels(trial, trained, other, fresh, spec)
+    state.is_saved(trial, other, fresh, "saved and loaded, it scores otherwise")
     state.is_saved(
         trial, other, elsewhere(), "saved, it scores otherwise in a network of other random numbers"
     )

@@ -1,5 +1,6 @@
 """Networks that cannot be averaged, saved or valued rightly, each a kind, and what is said."""
 
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -118,6 +119,18 @@ class Kept(Merged):
         if self.merged is not None:
             return nn.Module.train(self, mode)
         return super().train(mode)
+
+
+class Cached(nn.Module):
+    """Derives a matrix of its parameter once for all evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.raw = nn.Parameter(torch.eye(12))
+        self.matrix = lru_cache(lambda: self.raw.softmax(1).detach())
+
+    def forward(self, x):
+        return x @ (self.raw.softmax(1) if self.training else self.matrix())
 
 
 class Overwrites(nn.Module):
@@ -277,6 +290,7 @@ REFUSED = {
     "state of the module": (lambda s, k: mlp(s, k, Counted()), "training makes other numbers of"),
     "first forward": (lambda s, k: mlp(s, k, Found()), "makes '2.layer.bias' in its first forward"),
     "merged once": (lambda s, k: Kept(s, k), "scores"),
+    "cached for ever": (lambda s, k: mlp(s, k, Cached()), "by what it kept of earlier parameters"),
     "input in place": (
         lambda s, k: nn.Sequential(Overwrites(), *mlp(s, k, nn.ReLU())),
         "changes the examples that it is given",
