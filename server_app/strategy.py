@@ -124,8 +124,14 @@ class SelectiveFedAvg(Strategy):
         """Select the cohort of the next round and ask it to train.
 
         Raises:
-            RoundError: no client is connected.
+            RoundError: no client is connected, or Flower's `start` was called in place of `run`,
+                which alone records rounds.
         """
+        if not isinstance(grid, PacedGrid):
+            raise RoundError(
+                "start: this strategy is started by run(grid, num_rounds), without which its "
+                "rounds would not count; call that"
+            )
         now = self._now = Round(self.state.round + 1, traffic=self._grid.traffic.copy())
         self._content = encode_params(self.state.params, now.number, self._model.task)
         with now.phase("select"):

@@ -13,10 +13,12 @@ from common.datasets import load_splits
 from common.evaluation import evaluate
 from common.models import build_model
 from common.params import ParamSpec
+from common.wire import params_record
 from experiments.local_grid import LocalGrid
 from server_app.algorithms import ALGORITHMS, build_strategy, never_by_value
+from server_app.app import server_model
 from server_app.server_model import ServerModel
-from server_app.strategy import GreedyFed
+from server_app.strategy import GreedyFed, RoundError
 from server_app.valuation import gtg_shapley, valuation_from
 from tests.federation import history_of, run
 
@@ -173,3 +175,12 @@ def test_clients_asked_to_spare_make_the_first_rounds_fewer(small):
     line = never_by_value(small.with_values(num_rounds=1, spare_clients=1), 6)
     assert "with 6 clients and 3 a round, the first 2 rounds" in line
     assert never_by_value(small.with_values(num_rounds=3, spare_clients=1), 6) is None
+
+
+def test_flower_s_start_is_refused_in_place_of_run(small):
+    """It would train the first round again and again."""
+    strategy = build_strategy(small, model=server_model(small))
+    grid = LocalGrid(client_app, small.to_flat(), [{} for _ in range(6)])
+    arrays = params_record(strategy.state.params)
+    with pytest.raises(RoundError, match=r"is started by run\(grid, num_rounds\)"):
+        strategy.start(grid, arrays, num_rounds=2)
