@@ -14,7 +14,7 @@ from client_app.data import ClientData, ClientError, my_data
 from common.chain import chain_of
 from common.config import RunConfig, Scalar
 from common.evaluation import evaluate
-from common.models import build_model
+from common.models import build_model, placed
 from common.params import ParamSpec
 from common.seeding import Stream, client_key, rng_for
 from common.task import Task, decode_task
@@ -146,8 +146,7 @@ def _try_out(config: RunConfig, task: Task, me: ClientData, path: str) -> None:
 def _build(config: RunConfig, task: Task) -> nn.Module:
     name, seed, whole = config.training.model, config.seed, task.inputs == "whole"
     model = build_model(name, task.input_shape, task.num_classes, seed, whole)
-    model.to(config.device)  # a network of one's own may return nothing here
-    return model
+    return placed(model, config.device)
 
 
 @lru_cache(maxsize=2)

@@ -116,6 +116,12 @@ def build_model(
     return model
 
 
+def placed(model: nn.Module, device: str) -> nn.Module:
+    """The model, moved to a device; a network of one's own may return nothing from `to`."""
+    model.to(device)
+    return model
+
+
 def misfit(
     name: str, input_shape: tuple[int, ...], num_classes: int, why: BaseException
 ) -> ModelError:

@@ -132,7 +132,8 @@ class Trial:
 
 def is_half(model: nn.Module) -> bool:
     """Whether it has tensors of half precision."""
-    return any(t.dtype in (torch.float16, torch.bfloat16) for t in state_of(model).values())
+    half, state = (torch.float16, torch.bfloat16), state_of(model, copied=False)
+    return any(tensor.dtype in half for tensor in state.values())
 
 
 def _trained(model: nn.Module) -> set[str]:

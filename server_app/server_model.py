@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from common.datasets import Dataset, inputs_of
 from common.errors import one_line
 from common.evaluation import Evaluation, evaluate
-from common.models import ModelError
+from common.models import ModelError, placed
 from common.params import ParamSpec, Vector
 from common.stack import ModelStack
 from common.task import Task
@@ -39,12 +39,6 @@ def cores() -> int:
     """Cores for this process: OMP_NUM_THREADS where it is set, as in the processes of a sweep."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return int(os.environ.get("OMP_NUM_THREADS") or allowed or 1)
-
-
-def _built(make: Build, device: str) -> nn.Module:
-    model = make()
-    model.to(device)  # a network of one's own may return nothing here
-    return model
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -93,15 +87,15 @@ class ServerModel:
         elsewhere: Build | None = None,
     ) -> None:
         make = partial(_copied, model) if isinstance(model, nn.Module) else model
-        few = val.take(np.arange(max(2, ROWS)) % len(val)).to(device)
+        few = val.take(np.arange(ROWS) % len(val)).to(device)
         traits, notes = try_out(
-            partial(_built, make, device),
+            lambda: placed(make(), device),
             few,
             num_classes,
             name,
-            elsewhere and partial(_built, elsewhere, device),
+            (lambda: placed(elsewhere(), device)) if elsewhere else None,
         )
-        self.model = _built(make, device)
+        self.model = placed(make(), device)
         self.task = Task(tuple(val.x.shape[1:]), num_classes, inputs_of(val.x), network=traits)
         self.spec = ParamSpec.of(self.model, traits.constant)
         self.floats = memory * 2**18  # of 4 bytes, that may be taken at a time
