@@ -14,11 +14,12 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from common.datasets import DataError, downloaded
+from common.datasets import DataError
 from common.decode_cache import Decoded, decoded_once
 from common.errors import one_line
 from common.images import IMAGE_SUFFIXES, decode_images, is_junk
 from common.names import counted, ordered, quoted
+from common.public_data import downloaded
 
 Part = tuple[Tensor, Tensor]
 
