@@ -11,25 +11,9 @@ from server_app import run_directory
 from server_app.continuation import take_over
 from server_app.run_directory import RunDirectory, RunDirectoryError
 from tests.federation import directory_of, history_of, run
-from tests.test_resume import StopError, numbers
+from tests.test_resume import StopError, numbers, stopped
 
 RESULTS = "model.safetensors", "state.safetensors"
-
-
-def stopped(config, after, monkeypatch):
-    """A run that is stopped after a round, with its state."""
-    record = RunDirectory.record
-
-    def stop(self, row, state):
-        record(self, row, state)
-        if row.round == after:
-            raise StopError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "record", stop)
-        with pytest.raises(StopError):
-            run(config)
-    return directory_of(config)
 
 
 def contents(directory):

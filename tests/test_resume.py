@@ -25,23 +25,29 @@ class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 5])
-@pytest.mark.parametrize("saved_every_round", [True, False])
-def test_resume_equals_straight_run(small, tmp_path, monkeypatch, stop_after, saved_every_round):
-    config = small.with_values(noise_sigma=0.1, straggler_fraction=0.5, cumulative="exponential")
-    straight = run(config.with_values(output_dir=str(tmp_path / "straight")))
-    monkeypatch.setattr(run_directory, "SAVE_EVERY_SECONDS", 0 if saved_every_round else 1e9)
+def stopped(config, after, monkeypatch):
+    """A run that is stopped after a round, with its state."""
     record = RunDirectory.record
 
     def stop(self, row, state):
         record(self, row, state)
-        if row.round == stop_after:
+        if row.round == after:
             raise StopError
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "record", stop)
         with pytest.raises(StopError):
             run(config)
+    return directory_of(config)
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+@pytest.mark.parametrize("saved_every_round", [True, False])
+def test_resume_equals_straight_run(small, tmp_path, monkeypatch, stop_after, saved_every_round):
+    config = small.with_values(noise_sigma=0.1, straggler_fraction=0.5, cumulative="exponential")
+    straight = run(config.with_values(output_dir=str(tmp_path / "straight")))
+    monkeypatch.setattr(run_directory, "SAVE_EVERY_SECONDS", 0 if saved_every_round else 1e9)
+    stopped(config, stop_after, monkeypatch)
     resumed = run(config.with_values(resume=True))
     for name in ("model.safetensors", "state.safetensors"):
         assert (resumed / name).read_bytes() == (straight / name).read_bytes()
